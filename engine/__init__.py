@@ -1,0 +1,1 @@
+"""The shell: reads the clock, draws identities, talks to clients, workers and storage. Decides nothing."""

@@ -1,0 +1,73 @@
+"""What passes between the scheduler's shell and a worker. By position, and nothing else is shared.
+
+A worker is a machine of its own: it holds for each running request a slot with tokens, a block table and a length, and it
+rolls that slot forward with its own samples. So the asynchronous window needs no hand-back: the input token of step N+1
+is the worker's own sample of step N. What it sampled *for* (the position) comes back with each output, and the scheduler
+checks it against what it knows: the two can't drift apart silently.
+
+Order of work at a step: drop the slots in `released`; make the slots of `admitted` anew (a re-admitted request replaces its
+old slot); append the step's new blocks to the block tables; compute; sample for each entry that is no chunk.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from refold.journal.events import Sampling, StepScheduled
+
+
+class AdmittedRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A request as it enters the batch: all its known tokens (prompt and outputs so far), to be computed from the hit on."""
+
+    entry: int
+    handle: int
+    epoch: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: Sampling
+    hit_block_ids: list[int]
+
+
+class WorkOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One step's work: the journaled `StepScheduled`, and what the worker can't know from earlier orders.
+
+    `admitted` is parallel to `scheduled.admissions`. `released` are handles whose slots are no longer needed (finished or
+    preempted since the last order).
+    """
+
+    generation: int
+    scheduled: StepScheduled
+    admitted: list[AdmittedRequest]
+    released: list[int]
+
+
+class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a step produced. Columns, one place per entry of the step, in its order.
+
+    `counts`: tokens sampled (0 for a chunk); `token_ids`: flat; `positions`: the position of the entry's first sampled
+    token in its request (prompt and outputs counted from 0), -1 for a chunk.
+    """
+
+    step: int
+    generation: int
+    counts: list[int]
+    token_ids: list[int]
+    positions: list[int]
+
+
+class Worker(Protocol):
+    """Executes orders, one at a time, in the order given. Any exception from `execute` means that the worker is lost."""
+
+    kind: str
+
+    def environment(self) -> dict[str, str]:
+        """What the numbers depend on: device, versions, threads, dtype, weights digest. Journaled at start."""
+        ...
+
+    def execute(self, order: WorkOrder) -> StepOutput:
+        """Run one step to its end. Blocking."""
+        ...
+
+    def close(self) -> None:
+        """Free the device. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""The scheduler: commands in, events out, and the laws that hold after every event. No I/O, no clock, no randomness."""
