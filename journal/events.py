@@ -70,7 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_u
     admit_full_sequence: bool = True
 
 
-class EngineOpened(Event, tag=True):
+class EngineOpened(Event, frozen=True, tag=True):
     """An engine took the journal over. Every life of an engine starts with one."""
 
     engine_epoch: int
@@ -79,14 +79,14 @@ class EngineOpened(Event, tag=True):
     config: EngineConfig
 
 
-class EngineClosed(Event, tag=True):
+class EngineClosed(Event, frozen=True, tag=True):
     """An engine left in good order. A life without one ended in a crash."""
 
     engine_epoch: int
     reason: str
 
 
-class WorkerStarted(Event, tag=True):
+class WorkerStarted(Event, frozen=True, tag=True):
     """A worker is ready for its first step. `environment` is what its numbers depend on (device, versions, threads)."""
 
     generation: int
@@ -94,7 +94,7 @@ class WorkerStarted(Event, tag=True):
     environment: dict[str, str]
 
 
-class WorkerLost(Event, tag=True):
+class WorkerLost(Event, frozen=True, tag=True):
     """A worker is gone, and with it every step in flight and every block's content.
 
     `handles` had work in flight or blocks; each moves to its next epoch under the `drop` policy and computes again.
@@ -106,7 +106,7 @@ class WorkerLost(Event, tag=True):
     handles: list[int]
 
 
-class RequestSubmitted(Event, tag=True):
+class RequestSubmitted(Event, frozen=True, tag=True):
     """A request was admitted to the queue."""
 
     handle: int
@@ -137,7 +137,7 @@ class BlockAllocation(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbi
     block_ids: list[int]
 
 
-class StepScheduled(Event, tag=True):
+class StepScheduled(Event, frozen=True, tag=True):
     """The work order of one step.
 
     Columns, one place per entry: `handles`; `num_tokens` to compute; `first_positions`, the position of the first of them.
@@ -155,7 +155,7 @@ class StepScheduled(Event, tag=True):
     evicted_block_ids: list[int] = []
 
 
-class RequestPreempted(Event, tag=True):
+class RequestPreempted(Event, frozen=True, tag=True):
     """A running request lost its blocks and its place, and will recompute.
 
     Its epoch rises: `num_stale_output_tokens` scheduled tokens of its entries in flight are stale from now on and are
@@ -174,7 +174,7 @@ class RequestPreempted(Event, tag=True):
     free_blocks: int = 0
 
 
-class OutputDelivered(Event, tag=True):
+class OutputDelivered(Event, frozen=True, tag=True):
     """The current entries of step `step` came back.
 
     Columns, one place per entry: `handles`; `first_output_indices`, the output index of the entry's first token.
@@ -189,7 +189,7 @@ class OutputDelivered(Event, tag=True):
     counts: list[int] = []
 
 
-class StaleOutputConsumed(Event, tag=True):
+class StaleOutputConsumed(Event, frozen=True, tag=True):
     """The stale entries of step `step` came back: their epoch is over.
 
     Columns, one place per entry: `handles`; `num_tokens` scheduled, which leave the stale counter; `delivered`, whether
@@ -206,7 +206,7 @@ class StaleOutputConsumed(Event, tag=True):
     first_output_indices: list[int]
 
 
-class RequestFinished(Event, tag=True):
+class RequestFinished(Event, frozen=True, tag=True):
     """A request has ended; nothing is delivered to it after this. `stop_token_id` is the token that ended it."""
 
     handle: int
@@ -216,20 +216,20 @@ class RequestFinished(Event, tag=True):
     message: str = ""
 
 
-class RequestAborted(Event, tag=True):
+class RequestAborted(Event, frozen=True, tag=True):
     """Someone outside ended a request. Always followed by its `RequestFinished`."""
 
     handle: int
     cause: str
 
 
-class CacheReset(Event, tag=True):
+class CacheReset(Event, frozen=True, tag=True):
     """Every cached block was forgotten. Running requests were preempted first, under the `drop` policy."""
 
     reset_running: bool
 
 
-class StateDigest(Event, tag=True):
+class StateDigest(Event, frozen=True, tag=True):
     """What the folded state hashed to just before this event. Replay checks itself against it (law L11)."""
 
     digest: str

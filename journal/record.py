@@ -47,7 +47,9 @@ class Head(NamedTuple):
 EMPTY_HEAD = Head(0, GENESIS_HASH, 0)
 
 
-def chain_hash(previous: bytes, position: int, engine_epoch: int, schema_version: int, time_ns: int, body: bytes) -> bytes:
+def chain_hash(
+    previous: bytes, position: int, engine_epoch: int, schema_version: int, time_ns: int, body: bytes
+) -> bytes:
     """The hash of a record that follows one with hash `previous`."""
     digest = hashlib.sha256(previous)
     digest.update(_HEADER.pack(position, engine_epoch, schema_version, time_ns))

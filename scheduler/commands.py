@@ -13,7 +13,7 @@ class Command(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An order."""
 
 
-class OpenEngine(Command):
+class OpenEngine(Command, frozen=True):
     """Start a life of the engine under `config`. Nothing may be in flight: lose the old worker first."""
 
     engine_epoch: int
@@ -22,26 +22,26 @@ class OpenEngine(Command):
     config: EngineConfig
 
 
-class CloseEngine(Command):
+class CloseEngine(Command, frozen=True):
     """End this life of the engine in good order."""
 
     reason: str
 
 
-class StartWorker(Command):
+class StartWorker(Command, frozen=True):
     """A worker is ready. Its generation is the last one's plus one."""
 
     kind: str
     environment: dict[str, str]
 
 
-class LoseWorker(Command):
+class LoseWorker(Command, frozen=True):
     """The worker, its steps in flight and its KV cache are gone. With no worker alive: nothing happened."""
 
     reason: str
 
 
-class SubmitRequest(Command):
+class SubmitRequest(Command, frozen=True):
     """Queue a request. Rejected if it can never fit, if its id is taken or if its tokens are not the model's."""
 
     request_id: str
@@ -52,25 +52,25 @@ class SubmitRequest(Command):
     cache_salt: str = ""
 
 
-class AbortRequest(Command):
+class AbortRequest(Command, frozen=True):
     """End a request from outside. Of an id that is not live: nothing happens."""
 
     request_id: str
     cause: str = "client"
 
 
-class FailRequest(Command):
+class FailRequest(Command, frozen=True):
     """End a request with reason `error`. Of an id that is not live: nothing happens."""
 
     request_id: str
     message: str
 
 
-class ScheduleStep(Command):
+class ScheduleStep(Command, frozen=True):
     """Plan the next step, if the window has room and there is work."""
 
 
-class CompleteStep(Command):
+class CompleteStep(Command, frozen=True):
     """A step's output came back, in the columns of `refold.gpu.batch.StepOutput`."""
 
     step: int
@@ -80,11 +80,11 @@ class CompleteStep(Command):
     positions: list[int]
 
 
-class ResetCache(Command):
+class ResetCache(Command, frozen=True):
     """Forget every cached block. With `reset_running`, preempt what runs first; without, Rejected if anything runs."""
 
     reset_running: bool = False
 
 
-class RecordDigest(Command):
+class RecordDigest(Command, frozen=True):
     """Record the digest of the folded state."""

@@ -1,0 +1,156 @@
+"""KV blocks: who owns them, which hold a known prefix, which may be taken.
+
+Every block is in exactly one place (law L3):
+
+    owned    reference count >= 1
+    fenced   count 0, but an entry in flight may still write it; free once that step has come back
+    blank    count 0, no known content; taken first, the last freed first
+    cached   count 0, content known by hash; taken after the blank ones, the longest unused first
+
+Publication of a hash has two phases. When a step that will fill a block with known tokens is scheduled, the hash is
+published provisionally: entries of the same or a later step may share the block, because the worker runs steps in order
+and writes a step's keys and values before it reads them. When that step comes back, the hash is committed. If the step
+never ran, the worker was lost, and all content with it. Only one block carries a hash at a time; a second block with the
+same content stays blank.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """The pool. Changed by the functions of this module only, which appliers call."""
+
+    __slots__ = (
+        "block_by_hash",
+        "block_size",
+        "fences",
+        "free_blank",
+        "free_cached",
+        "hashes",
+        "num_blocks",
+        "num_fenced",
+        "provisional",
+        "ref_counts",
+    )
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ref_counts = [0] * num_blocks
+        self.hashes: list[bytes | None] = [None] * num_blocks
+        self.block_by_hash: dict[bytes, int] = {}
+        self.free_blank: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks - 1, -1, -1))
+        self.free_cached: OrderedDict[int, None] = OrderedDict()
+        self.fences: deque[tuple[int, list[int]]] = deque()
+        self.num_fenced = 0
+        self.provisional: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that may be taken now, cached ones included."""
+        return len(self.free_blank) + len(self.free_cached)
+
+    def is_fenced(self, block: int) -> bool:
+        """Nobody owns the block, but a step in flight may still write it. It can be neither taken nor shared."""
+        return self.num_fenced > 0 and any(block in idle for _, idle in self.fences)
+
+
+def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
+    """Own free blocks. Returns those that lost a cached content by it."""
+    evicted = []
+    for block in block_ids:
+        assert pool.ref_counts[block] == 0, block
+        pool.ref_counts[block] = 1
+        if block in pool.free_blank:
+            del pool.free_blank[block]
+        else:
+            del pool.free_cached[block]
+            _unpublish(pool, block)
+            evicted.append(block)
+    return evicted
+
+
+def share(pool: BlockPool, block_ids: Sequence[int]) -> None:
+    """Own blocks whose content is known, together with whoever owns them already."""
+    for block in block_ids:
+        assert pool.hashes[block] is not None, block
+        if pool.ref_counts[block] == 0:
+            del pool.free_cached[block]
+        pool.ref_counts[block] += 1
+
+
+def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -> None:
+    """Disown a request's block table, tail first, so that the head of a prefix stays cached longest.
+
+    `fence_step` is the last in-flight step that may still write the blocks, None if there is none.
+    """
+    idle = []
+    for block in reversed(block_ids):
+        pool.ref_counts[block] -= 1
+        assert pool.ref_counts[block] >= 0, block
+        if pool.ref_counts[block] == 0:
+            idle.append(block)
+    if fence_step is None:
+        _set_free(pool, idle)
+    elif idle:
+        pool.fences.append((fence_step, idle))
+        pool.num_fenced += len(idle)
+
+
+def publish(pool: BlockPool, block: int, content_hash: bytes, step: int | None) -> None:
+    """Make an owned block findable by its content; provisionally until `step` has come back, at once if None."""
+    assert pool.ref_counts[block] >= 1, block
+    if pool.hashes[block] is not None or content_hash in pool.block_by_hash:
+        return
+    pool.hashes[block] = content_hash
+    pool.block_by_hash[content_hash] = block
+    if step is not None:
+        pool.provisional[block] = step
+
+
+def step_came_back(pool: BlockPool, step: int, written: Iterable[int]) -> None:
+    """Commit what the step wrote, and free what was fenced by it."""
+    for block in written:
+        if pool.provisional.get(block) == step:
+            del pool.provisional[block]
+    if pool.fences:
+        _lift_fences(pool, step)
+
+
+def forget_content(pool: BlockPool) -> None:
+    """No block's content is known any more; who owns what stays."""
+    for block in pool.free_cached:
+        pool.free_blank[block] = None
+    pool.free_cached.clear()
+    pool.hashes = [None] * pool.num_blocks
+    pool.block_by_hash.clear()
+    pool.provisional.clear()
+
+
+def _lift_fences(pool: BlockPool, step: int) -> None:
+    kept: deque[tuple[int, list[int]]] = deque()
+    for fence, idle in pool.fences:
+        if fence > step:
+            kept.append((fence, idle))
+            continue
+        pool.num_fenced -= len(idle)
+        _set_free(pool, idle)
+    pool.fences = kept
+
+
+def _set_free(pool: BlockPool, idle: Iterable[int]) -> None:
+    for block in idle:
+        assert pool.ref_counts[block] == 0, block
+        if pool.hashes[block] is None:
+            pool.free_blank[block] = None
+        else:
+            pool.free_cached[block] = None
+
+
+def _unpublish(pool: BlockPool, block: int) -> None:
+    assert block not in pool.provisional, block
+    content_hash = pool.hashes[block]
+    assert content_hash is not None, block
+    pool.hashes[block] = None
+    del pool.block_by_hash[content_hash]

@@ -1,0 +1,94 @@
+"""The window of in-flight steps: what the worker was asked and has not answered.
+
+An entry remembers the epoch that it was scheduled in. When its request's epoch rises, the entry is stale, and the bump's
+policy says what to do with its tokens: `deliver` or `drop`. An entry once marked `drop` stays so, whatever bump follows:
+its positions have been sampled again since. Steps come back in the order in which they were scheduled.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from refold.journal.events import StalePolicy, StepScheduled
+from refold.projections.requests import Request
+
+
+class PendingPublication(NamedTuple):
+    """A block that this step fills with a token not known when it was scheduled: its hash can be told when it is back."""
+
+    request: Request
+    epoch: int
+    num_full_blocks: int
+
+
+class InFlightStep:
+    """One step in flight. Columns as in its `StepScheduled`; `stale` maps the entries whose epoch is over to their policy."""
+
+    __slots__ = (
+        "chunk_entries",
+        "epochs",
+        "handles",
+        "num_tokens",
+        "num_unresolved",
+        "pending_publications",
+        "stale",
+        "step",
+        "written",
+    )
+
+    def __init__(self, event: StepScheduled) -> None:
+        self.step = event.step
+        self.handles = event.handles
+        self.num_tokens = event.num_tokens
+        self.chunk_entries = frozenset(event.chunk_entries)
+        self.epochs: list[int] = []
+        self.stale: dict[int, StalePolicy] = {}
+        self.num_unresolved = len(event.handles)
+        self.written: list[int] = []
+        self.pending_publications: list[PendingPublication] = []
+
+
+class Window:
+    """In-flight steps, the oldest first."""
+
+    __slots__ = ("in_flight", "next_step")
+
+    def __init__(self) -> None:
+        self.in_flight: deque[InFlightStep] = deque()
+        self.next_step = 0
+
+
+def open_step(window: Window, event: StepScheduled) -> InFlightStep:
+    """A step enters the window."""
+    assert event.step == window.next_step, (event.step, window.next_step)
+    assert len(event.handles) == len(event.num_tokens) == len(event.first_positions) >= 1, event.step
+    step = InFlightStep(event)
+    window.in_flight.append(step)
+    window.next_step += 1
+    return step
+
+
+def mark_stale(window: Window, request: Request, policy: StalePolicy) -> int:
+    """Mark the request's entries in flight; returns how many of their tokens are deliverable."""
+    deliverable = 0
+    if request.num_in_flight_tokens == 0:
+        return 0
+    for step in window.in_flight:
+        if request.handle not in step.handles:
+            continue
+        entry = step.handles.index(request.handle)
+        if step.stale.get(entry) != "drop":
+            step.stale[entry] = policy
+        if step.stale[entry] == "deliver":
+            deliverable += step.num_tokens[entry]
+    return deliverable
+
+
+def resolve(window: Window, step: InFlightStep, num_entries: int) -> bool:
+    """Entries of the oldest step came back. True when they were the last: the step has left the window."""
+    assert window.in_flight[0] is step, step.step
+    step.num_unresolved -= num_entries
+    assert step.num_unresolved >= 0, step.step
+    if step.num_unresolved:
+        return False
+    window.in_flight.popleft()
+    return True

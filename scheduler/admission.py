@@ -1,0 +1,102 @@
+"""Admission: what comes in, and what is refused at the door.
+
+A request that can never fit is refused here, with the numbers, rather than queued for ever: the pool must be able to hold
+it alone. What was admitted once is never refused later, except by a new configuration (`capacity`).
+"""
+
+from refold.journal.errors import Rejected
+from refold.journal.events import EngineConfig, Event, RequestSubmitted
+from refold.scheduler.commands import SubmitRequest
+from refold.scheduler.state import State
+
+MAX_REQUEST_ID_CHARS = 256
+MAX_SALT_CHARS = 256
+
+
+def submit_request(state: State, command: SubmitRequest) -> list[Event]:
+    """Admit a request to the queue."""
+    if not state.is_open:
+        raise Rejected(f"request {command.request_id!r}: the engine is closed; open it first")
+    _check_identity(state, command)
+    _check_prompt(command, state.config)
+    _check_sampling(command)
+    _check_fits(command, state.config)
+    return [
+        RequestSubmitted(
+            handle=state.requests.next_handle,
+            request_id=command.request_id,
+            prompt_token_ids=command.prompt_token_ids,
+            sampling=command.sampling,
+            arrival_ns=command.arrival_ns,
+            priority=command.priority,
+            cache_salt=command.cache_salt,
+        )
+    ]
+
+
+def num_blocks_at_most(num_prompt_tokens: int, max_tokens: int, config: EngineConfig) -> int:
+    """Blocks that a request can come to need. Its last token is never computed, so it needs no place."""
+    longest = min(num_prompt_tokens + max_tokens, config.max_model_len)
+    return -(-(longest - 1) // config.block_size)
+
+
+def _check_identity(state: State, command: SubmitRequest) -> None:
+    request_id = command.request_id
+    if not 1 <= len(request_id) <= MAX_REQUEST_ID_CHARS or not request_id.isprintable():
+        raise Rejected(
+            f"request id {request_id[:40]!r} ({len(request_id)} characters): give 1 to {MAX_REQUEST_ID_CHARS} printable ones"
+        )
+    if request_id in state.requests.handle_by_id:
+        raise Rejected(f"request id {request_id!r} is taken: resume it, or submit under another id")
+    if len(command.cache_salt) > MAX_SALT_CHARS or not _encodable(command.cache_salt):
+        raise Rejected(
+            f"cache salt of {len(command.cache_salt)} characters: give at most {MAX_SALT_CHARS}, valid Unicode"
+        )
+    if not -(2**63) <= command.priority < 2**63:
+        raise Rejected(f"priority {command.priority}: give a 64-bit integer; small runs first")
+
+
+def _encodable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _check_prompt(command: SubmitRequest, config: EngineConfig) -> None:
+    prompt = command.prompt_token_ids
+    if not prompt:
+        raise Rejected(f"request {command.request_id!r}: the prompt is empty; give at least one token")
+    if len(prompt) >= config.max_model_len:
+        raise Rejected(
+            f"request {command.request_id!r}: the prompt has {len(prompt)} tokens, the model takes {config.max_model_len} "
+            f"with at least one of them generated; shorten the prompt to {config.max_model_len - 1}"
+        )
+    if not all(type(token) is int and 0 <= token < config.vocab_size for token in prompt):
+        index = next(i for i, t in enumerate(prompt) if type(t) is not int or not 0 <= t < config.vocab_size)
+        raise Rejected(
+            f"request {command.request_id!r}: prompt token {prompt[index]!r} at index {index} is not one of the model's "
+            f"{config.vocab_size} tokens (0 to {config.vocab_size - 1})"
+        )
+
+
+def _check_sampling(command: SubmitRequest) -> None:
+    sampling = command.sampling
+    checks = (
+        (1 <= sampling.max_tokens < 2**31, f"max_tokens is {sampling.max_tokens}; give at least 1"),
+        (0 <= sampling.min_tokens <= sampling.max_tokens, f"min_tokens is {sampling.min_tokens}; give 0 to max_tokens"),
+        (0.0 <= sampling.temperature < float("inf"), f"temperature is {sampling.temperature}; give 0 or more"),
+        (0.0 < sampling.top_p <= 1.0, f"top_p is {sampling.top_p}; give more than 0 and at most 1"),
+        (0 <= sampling.top_k < 2**31, f"top_k is {sampling.top_k}; give 0 (no limit) or more"),
+        (0 <= sampling.seed < 2**63, f"seed is {sampling.seed}; give 0 to 2^63 - 1"),
+    )
+    for holds, complaint in checks:
+        if not holds:
+            raise Rejected(f"request {command.request_id!r}: {complaint}")
+
+
+def _check_fits(command: SubmitRequest, config: EngineConfig) -> None:
+    prompt, max_tokens = len(command.prompt_token_ids), command.sampling.max_tokens
+    needed = num_blocks_at_most(prompt, max_tokens, config)
+    if needed > config.num_blocks:
+        raise Rejected(
+            f"request {command.request_id!r}: {prompt} prompt tokens and max_tokens {max_tokens} can need {needed} blocks "
+            f"of {config.block_size}, the pool has {config.num_blocks}; lower max_tokens or enlarge the pool"
+        )

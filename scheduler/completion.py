@@ -1,0 +1,156 @@
+"""Completion: a step's output becomes facts.
+
+Each entry is matched with the epoch that asked for it. Current: its tokens are delivered. Stale: they are delivered or
+dropped by the policy of the bump that made them stale, and no scheduling counter hears of it. A delivered stale token may
+finish a preempted request.
+
+A worker is not trusted. An answer in the wrong shape, for the wrong position or with a token that doesn't exist is a
+`WorkerLost`: the shell replaces the worker, and its requests compute again.
+"""
+
+from refold.journal.errors import Rejected, WorkerLost
+from refold.journal.events import Event, FinishReason, OutputDelivered, RequestFinished, StaleOutputConsumed
+from refold.projections.requests import Request
+from refold.projections.steps import InFlightStep
+from refold.scheduler.commands import CompleteStep
+from refold.scheduler.state import State
+
+
+class _Delivered:
+    """Columns of an `OutputDelivered` in the making."""
+
+    __slots__ = ("counts", "first_output_indices", "handles", "token_ids")
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+        self.counts: list[int] = []
+        self.token_ids: list[int] = []
+        self.first_output_indices: list[int] = []
+
+
+class _Stale(_Delivered):
+    """Columns of a `StaleOutputConsumed` in the making."""
+
+    __slots__ = ("delivered", "num_tokens")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tokens: list[int] = []
+        self.delivered: list[bool] = []
+
+
+def complete_step(state: State, command: CompleteStep) -> list[Event]:
+    """The facts of a step that came back."""
+    step = _expected_step(state, command)
+    _check_shape(step, command, state.config.vocab_size)
+    delivered, stale, finished = _Delivered(), _Stale(), []
+    by_handle, offset = state.requests.by_handle, 0
+    for entry, handle in enumerate(step.handles):
+        request, count = by_handle[handle], command.counts[entry]
+        tokens = command.token_ids[offset : offset + count]
+        offset += count
+        policy = step.stale.get(entry)
+        if count and policy != "drop":
+            _check_position(request, step, command.positions[entry])
+        if policy is None:
+            _add(delivered, request, handle, tokens)
+        else:
+            _add(stale, request, handle, tokens)
+            stale.num_tokens.append(step.num_tokens[entry])
+            stale.delivered.append(policy == "deliver" and count > 0)
+            if not stale.delivered[-1]:
+                stale.first_output_indices[-1] = -1
+        if count and policy != "drop" and (end := _end_of(request, tokens)) is not None:
+            finished.append(end)
+    return _events(step, delivered, stale, finished)
+
+
+def _add(columns: _Delivered, request: Request, handle: int, tokens: list[int]) -> None:
+    columns.handles.append(handle)
+    columns.counts.append(len(tokens))
+    columns.token_ids += tokens
+    columns.first_output_indices.append(len(request.tokens) - request.num_prompt_tokens)
+
+
+def _end_of(request: Request, tokens: list[int]) -> RequestFinished | None:
+    """The end that these tokens bring, if they do: a stop token first, then the limits."""
+    total = len(request.tokens) + len(tokens)
+    reason: FinishReason | None = None
+    stop = None
+    if tokens[-1] in request.stop_ids and total > request.min_total_tokens:
+        reason, stop = "stop", tokens[-1]
+    elif total >= request.max_total_tokens:
+        reason = "length"
+    if reason is None:
+        return None
+    outputs = total - request.num_prompt_tokens
+    return RequestFinished(handle=request.handle, reason=reason, num_output_tokens=outputs, stop_token_id=stop)
+
+
+def _events(step: InFlightStep, delivered: _Delivered, stale: _Stale, finished: list[RequestFinished]) -> list[Event]:
+    events: list[Event] = []
+    if delivered.handles:
+        one_each = len(delivered.token_ids) == len(delivered.handles) and 0 not in delivered.counts
+        events.append(
+            OutputDelivered(
+                step=step.step,
+                handles=delivered.handles,
+                token_ids=delivered.token_ids,
+                first_output_indices=delivered.first_output_indices,
+                counts=[] if one_each else delivered.counts,
+            )
+        )
+    if stale.handles:
+        events.append(
+            StaleOutputConsumed(
+                step=step.step,
+                handles=stale.handles,
+                num_tokens=stale.num_tokens,
+                delivered=stale.delivered,
+                counts=stale.counts,
+                token_ids=stale.token_ids,
+                first_output_indices=stale.first_output_indices,
+            )
+        )
+    return [*events, *finished]
+
+
+def _expected_step(state: State, command: CompleteStep) -> InFlightStep:
+    if command.generation != state.worker_generation or not state.worker_alive:
+        raise Rejected(
+            f"output of step {command.step} comes from worker generation {command.generation}, "
+            f"{state.worker_generation} is current: refused"
+        )
+    if not state.window.in_flight or command.step < state.window.in_flight[0].step:
+        raise Rejected(f"output of step {command.step} came twice, or of a step that is not in flight: refused")
+    step = state.window.in_flight[0]
+    if command.step != step.step:
+        raise WorkerLost(f"worker answered step {command.step} before step {step.step}: steps come back in order")
+    return step
+
+
+def _check_shape(step: InFlightStep, command: CompleteStep, vocab_size: int) -> None:
+    size = len(step.handles)
+    if len(command.counts) != size or len(command.positions) != size:
+        raise WorkerLost(
+            f"worker answered step {step.step} with {len(command.counts)} counts and {len(command.positions)} positions "
+            f"for {size} entries"
+        )
+    for entry, count in enumerate(command.counts):
+        if count != (0 if entry in step.chunk_entries else 1):
+            raise WorkerLost(f"worker sampled {count} tokens for entry {entry} of step {step.step}")
+    if sum(command.counts) != len(command.token_ids):
+        raise WorkerLost(
+            f"worker answered step {step.step} with {len(command.token_ids)} tokens for {sum(command.counts)}"
+        )
+    for token in command.token_ids:
+        if not 0 <= token < vocab_size:
+            raise WorkerLost(f"worker sampled token {token} in step {step.step}; the vocabulary has {vocab_size}")
+
+
+def _check_position(request: Request, step: InFlightStep, position: int) -> None:
+    if position != len(request.tokens):
+        raise WorkerLost(
+            f"worker sampled position {position} of request {request.request_id!r} in step {step.step}; "
+            f"position {len(request.tokens)} is next"
+        )

@@ -1,0 +1,108 @@
+"""The state: what the journal says, folded.
+
+    state = State()
+    for event in journal: fold(state, event)      # refold.scheduler.fold
+
+Two folds of one journal have the same `digest` at every position, on any machine and under any hash seed (law L11).
+"""
+
+import hashlib
+
+import msgspec
+
+from refold.journal.events import EngineConfig
+from refold.projections.blocks import BlockPool
+from refold.projections.queues import Queues
+from refold.projections.requests import Request, RequestTable
+from refold.projections.steps import InFlightStep, Window
+
+
+class State:
+    """Everything that a decision may depend on."""
+
+    __slots__ = (
+        "engine_epoch",
+        "is_open",
+        "opened_config",
+        "pool",
+        "queues",
+        "requests",
+        "window",
+        "worker_alive",
+        "worker_generation",
+    )
+
+    def __init__(self) -> None:
+        self.opened_config: EngineConfig | None = None
+        self.engine_epoch = 0
+        self.is_open = False
+        self.worker_generation = 0
+        self.worker_alive = False
+        self.requests = RequestTable()
+        self.queues = Queues()
+        self.pool = BlockPool(0, 1)
+        self.window = Window()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration of the current life of the engine."""
+        assert self.opened_config is not None, "no engine has opened this journal yet"
+        return self.opened_config
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether any engine ever opened this journal."""
+        return self.opened_config is not None
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Nothing lives and nothing is in flight."""
+        return not self.requests.by_handle and not self.window.in_flight
+
+
+def digest(state: State) -> str:
+    """SHA-256 (hex) over a canonical form of the whole state: every counter, queue, block and entry in flight."""
+    return hashlib.sha256(msgspec.msgpack.encode(canonical(state))).hexdigest()
+
+
+def canonical(state: State) -> dict[str, object]:
+    """The state as plain lists and numbers, in an order that follows from the journal alone."""
+    pool = state.pool
+    return {
+        "config": state.opened_config,
+        "engine": [state.engine_epoch, state.is_open, state.worker_generation, state.worker_alive],
+        "next": [state.requests.next_handle, state.window.next_step],
+        "finished_ids": list(state.requests.finished_ids),
+        "requests": [_canonical_request(r) for r in state.requests.by_handle.values()],
+        "waiting": [r.handle for r in state.queues.waiting],
+        "running": [r.handle for r in state.queues.running],
+        "ref_counts": pool.ref_counts,
+        "hashes": pool.hashes,
+        "free": [list(pool.free_blank), list(pool.free_cached)],
+        "fences": [[step, blocks] for step, blocks in pool.fences],
+        "provisional": sorted(pool.provisional.items()),
+        "in_flight": [_canonical_step(step) for step in state.window.in_flight],
+    }
+
+
+def _canonical_request(r: Request) -> list[object]:
+    return [getattr(r, name) for name in _REQUEST_FIELDS]
+
+
+def _canonical_step(s: InFlightStep) -> list[object]:
+    pending = [[p.request.handle, p.epoch, p.num_full_blocks] for p in s.pending_publications]
+    stale = sorted(s.stale.items())
+    return [
+        s.step,
+        s.handles,
+        s.num_tokens,
+        s.epochs,
+        sorted(s.chunk_entries),
+        stale,
+        s.num_unresolved,
+        s.written,
+        pending,
+    ]
+
+
+_REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name != "stop_ids")
