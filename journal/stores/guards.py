@@ -1,0 +1,89 @@
+"""What every store checks before it writes: the new records continue the head that this handle knows.
+
+Together with the guard inside the store's own transaction (nobody else moved the head or raised the engine epoch) this
+makes a stream that a reader can trust: dense positions, one chain, epochs that never fall.
+"""
+
+from collections.abc import Sequence
+
+from refold.journal.errors import Fenced, JournalCorrupt, JournalError, PositionConflict
+from refold.journal.record import EMPTY_HEAD, Head, Record, chain_hash, head_after
+
+_MAX_NAME_LENGTH = 200
+
+
+def check_stream_name(stream: str) -> None:
+    """A stream's name is 1 to 200 printable characters.
+
+    Raises:
+        JournalError: it isn't.
+    """
+    if not 0 < len(stream) <= _MAX_NAME_LENGTH or not stream.isprintable():
+        raise JournalError(f"{stream[:40]!r} is no stream name: use 1 to {_MAX_NAME_LENGTH} printable characters")
+
+
+def check_continues(head: Head, records: Sequence[Record]) -> Head:
+    """The head after `records`, which must continue `head` without gap, in its engine epoch and on its chain.
+
+    Only the first record's hash is computed again: the others were chained to it by the same hand.
+
+    Raises:
+        PositionConflict: the first record belongs to another position or another chain.
+        Fenced: a record was made in another engine epoch.
+    """
+    assert records, "append needs at least one record"
+    first = records[0]
+    if first.position != head.position:
+        raise PositionConflict(
+            f"record {first.position} does not continue the stream, whose head is at {head.position}: open it again"
+        )
+    for offset, record in enumerate(records):
+        assert record.position == head.position + offset, "records of one append are dense"
+        if record.engine_epoch != head.engine_epoch:
+            raise Fenced(
+                f"record {record.position} was made in engine epoch {record.engine_epoch}, the stream was opened in "
+                f"{head.engine_epoch}: open it again"
+            )
+    if first.hash != chain_hash(head.hash, *first[:5]):
+        raise PositionConflict(f"record {first.position} is chained to another history: open the stream again")
+    return head_after(records[-1])
+
+
+def refuse(stream: str, ours: Head, theirs: Head) -> Fenced | PositionConflict:
+    """Why the store's head `theirs` is not the head `ours` that this handle last knew."""
+    if theirs.engine_epoch != ours.engine_epoch:
+        return Fenced(
+            f"stream {stream!r} was taken over: engine epoch {theirs.engine_epoch} now, this engine has "
+            f"{ours.engine_epoch}; stop this engine"
+        )
+    return PositionConflict(
+        f"stream {stream!r} has its head at {theirs.position}, expected {ours.position}: someone else appended; "
+        "open it again"
+    )
+
+
+def not_open(stream: str) -> JournalError:
+    """The error of an append to a stream that this handle never opened."""
+    return JournalError(f"stream {stream!r} is not open for writing here: call open_stream first")
+
+
+def check_tail(stream: str, head: Head, tail: tuple[int, int, bytes] | None) -> None:
+    """The stored head and the last stored record (position, engine epoch, hash) tell the same story.
+
+    Raises:
+        JournalCorrupt: they do not: the tail was cut off or edited.
+    """
+    position, epoch, digest = tail if tail is not None else (-1, 0, EMPTY_HEAD.hash)
+    if position + 1 != head.position:
+        kind = "truncated" if position + 1 < head.position else "edited"
+        raise JournalCorrupt(
+            f"stream {stream!r} ends at {position + 1}, its head says {head.position}: restore it from a backup",
+            position=min(position + 1, head.position),
+            kind=kind,
+        )
+    if digest != head.hash or epoch > head.engine_epoch:
+        raise JournalCorrupt(
+            f"the last record of stream {stream!r}, {position}, is not the one its head names: restore a backup",
+            position=max(position, 0),
+            kind="edited",
+        )

@@ -1,0 +1,91 @@
+"""The store in memory: the reference for what the port means, and the fastest store for tests and benchmarks.
+
+A `MemoryJournal` is the storage, a `MemoryStore` is one engine's handle on it. Several handles may share one journal,
+which is how fencing is tested: opening a stream through a second handle fences the first. It never says `JournalOwned`,
+because a handle in memory cannot tell whether another one is still in use.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from refold.journal.errors import JournalError
+from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.guards import check_continues, check_stream_name, not_open, refuse
+
+
+class MemoryJournal:
+    """Streams of records, shared by handles and threads."""
+
+    __slots__ = ("heads", "lock", "records")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.records: dict[str, list[Record]] = {}
+        self.heads: dict[str, Head] = {}
+
+
+class MemoryStore:
+    """One handle on a `MemoryJournal`; a new journal of its own unless one is given."""
+
+    __slots__ = ("_closed", "_journal", "_opened")
+
+    def __init__(self, journal: MemoryJournal | None = None) -> None:
+        self._journal = journal if journal is not None else MemoryJournal()
+        self._opened: dict[str, Head] = {}
+        self._closed = False
+
+    def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
+        """Take the stream over; the handle that had it is fenced from now on."""
+        check_stream_name(stream)
+        self._check_usable()
+        with self._journal.lock:
+            head = self._journal.heads.get(stream, EMPTY_HEAD)
+            head = head._replace(engine_epoch=head.engine_epoch + 1)
+            self._journal.records.setdefault(stream, [])
+            self._journal.heads[stream] = head
+        self._opened[stream] = head
+        return head
+
+    def append(self, stream: str, records: Sequence[Record]) -> Head:
+        """Add records at the head, all or none."""
+        self._check_usable()
+        ours = self._opened.get(stream)
+        if ours is None:
+            raise not_open(stream)
+        after = check_continues(ours, records)
+        with self._journal.lock:
+            theirs = self._journal.heads[stream]
+            if theirs != ours:
+                raise refuse(stream, ours, theirs)
+            self._journal.records[stream].extend(records)
+            self._journal.heads[stream] = after
+        self._opened[stream] = after
+        return after
+
+    def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        """Records at positions start <= p < stop; what is appended meanwhile is seen."""
+        assert start >= 0, f"positions start at 0, not {start}"
+        records = self._journal.records.get(stream, [])
+        position = start
+        while position < len(records) and (stop is None or position < stop):
+            yield records[position]
+            position += 1
+
+    def head(self, stream: str = DEFAULT_STREAM) -> Head:
+        """The end of the stream."""
+        with self._journal.lock:
+            return self._journal.heads.get(stream, EMPTY_HEAD)
+
+    def streams(self) -> list[str]:
+        """The names of all streams."""
+        with self._journal.lock:
+            return sorted(self._journal.heads)
+
+    def close(self) -> None:
+        """Give the handle back; the journal stays with whoever shares it."""
+        self._closed = True
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise JournalError("this journal handle is closed: open the journal again")

@@ -1,0 +1,92 @@
+"""A SQLAlchemy engine for SQLite as the journal needs it.
+
+Every transaction states its kind on the `begin` event: `BEGIN IMMEDIATE` by default, because a deferred transaction that
+turns from reading to writing fails at once, without waiting for the lock; `BEGIN` for those that say they only read.
+The driver's own transaction handling is off (`isolation_level=None`), which makes DDL transactional too.
+
+`synchronous=FULL` in WAL mode means that a commit has reached the disk when it returns. Nothing checkpoints on its own:
+`checkpoint` is called by the one writer.
+"""
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from refold.journal.errors import JournalError
+from refold.journal.stores.sqlite_file import BUSY_TIMEOUT_S, explain
+
+DriverError = sqlite3.Error
+_BEGIN = "refold_begin"
+READING = {_BEGIN: "BEGIN"}  # execution options of a connection that only reads
+
+_PRAGMAS = (
+    "synchronous=FULL",
+    "wal_autocheckpoint=0",
+    "foreign_keys=1",
+    "mmap_size=0",
+    "journal_size_limit=67108864",
+    "temp_store=MEMORY",
+)
+
+
+def create_engine(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sa.Engine:
+    """An engine over the file at `path`; connections are made on use and may cross threads."""
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        connect_args={"isolation_level": None, "timeout": busy_timeout_s, "check_same_thread": False},
+    )
+    sa.event.listen(engine, "connect", _on_connect)
+    sa.event.listen(engine, "begin", _on_begin)
+    return engine
+
+
+def _on_connect(connection: sqlite3.Connection, _record: Any) -> None:
+    for pragma in _PRAGMAS:
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+
+
+def _on_begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN IMMEDIATE"))
+
+
+def driver(connection: sa.Connection) -> sqlite3.Connection:
+    """The driver's connection, for what must run outside any transaction."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
+
+
+def enter_wal(connection: sa.Connection, path: Path, *, patience_s: float = BUSY_TIMEOUT_S) -> None:
+    """Put the file in WAL mode, which it keeps. SQLite doesn't wait for others here, so we do.
+
+    Raises:
+        JournalError: it can't be (a read-only or network file system, or another program holds the file).
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            (mode,) = driver(connection).execute("PRAGMA journal_mode=WAL").fetchone()
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise explain(error, path, "open") from error
+            time.sleep(0.01)
+    if mode != "wal":
+        raise JournalError(f"{path} can't be kept in WAL mode (SQLite answers {mode!r}): move it to a local disk")
+
+
+def checkpoint(connection: sa.Connection, mode: str) -> bool:
+    """Move the WAL's content into the file. Whether all of it is there now (a reader can hold some of it back)."""
+    busy, in_wal, moved = driver(connection).execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    return bool(busy == 0 and in_wal == moved)
+
+
+def explain_sqlalchemy(error: sa.exc.SQLAlchemyError, path: Path, doing: str) -> JournalError:
+    """The journal's error for one of SQLAlchemy's about `path`."""
+    original = getattr(error, "orig", None)
+    if isinstance(original, sqlite3.Error):
+        return explain(original, path, doing)
+    return JournalError(f"cannot {doing} {path}: {error}; see the cause")

@@ -1,0 +1,179 @@
+"""What makes a SQLite file one of our journals, and what its errors mean. Standard library only: this is the fast path.
+
+A journal carries our `application_id` in its header and its table version in `user_version`. `look_at` tells an absent, an
+empty, a foreign and a journal file apart without writing a byte, so that nothing of anyone else's is ever touched.
+
+Facts of SQLite that this package stands on:
+- A reader in WAL mode needs the `-shm` file. `mode=ro` creates or repairs it where the folder is writable, so it reads a
+  live journal and one whose engine was killed. In a read-only folder a file without a WAL is read as immutable.
+- Versions before 3.51.3 can corrupt a WAL when two connections checkpoint and commit at once. So exactly one connection
+  ever checkpoints, the writer's, and every other one sets `wal_autocheckpoint=0`.
+- Header fields may still be in the WAL only: they're read through a connection, never from the raw file.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import quote
+
+from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
+
+APPLICATION_ID = 0x5245464F  # "REFO"
+TABLE_VERSION = 1  # the number of the newest migration
+BUSY_TIMEOUT_S = 5.0
+
+_OUR_TABLES = {"journal_streams", "journal_records"}
+_REMEDIES = {
+    sqlite3.SQLITE_BUSY: "another program holds its lock; close that program and try again",
+    sqlite3.SQLITE_LOCKED: "another program holds its lock; close that program and try again",
+    sqlite3.SQLITE_PERM: "give this user the right to read and write the file and its folder",
+    sqlite3.SQLITE_READONLY: "give this user the right to write the file and its folder",
+    sqlite3.SQLITE_IOERR: "check the disk and its free space, then open the journal again",
+    sqlite3.SQLITE_FULL: "free disk space, then open the journal again",
+    sqlite3.SQLITE_CANTOPEN: "check that the folder exists and that this user may write to it",
+}
+
+
+class FileState(NamedTuple):
+    """What lies at a path: `version` is the table version of a journal, 0 otherwise."""
+
+    kind: Literal["absent", "empty", "journal"]
+    version: int
+
+
+def explain(error: sqlite3.Error, path: Path, doing: str, position: int = 0) -> JournalError:
+    """The journal's error for an error of SQLite at `path`, with the remedy. `position` is where a reader had got to."""
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = code & 0xFF if isinstance(code, int) else None
+    if primary == sqlite3.SQLITE_NOTADB:
+        return JournalCorrupt(f"{path} is not a SQLite file: name another journal file", position=0, kind="foreign")
+    if primary == sqlite3.SQLITE_CORRUPT:
+        return JournalCorrupt(
+            f"{path} is damaged at or after record {position} ({error}): restore it from a backup",
+            position=position,
+            kind="undecodable",
+        )
+    remedy = _REMEDIES.get(primary, "see the cause") if primary is not None else "see the cause"
+    return JournalError(f"cannot {doing} {path}: {error}; {remedy}")
+
+
+def look_at(path: Path) -> FileState:
+    """Tell what lies at `path`. Writes nothing.
+
+    Raises:
+        JournalCorrupt: something that isn't a journal of ours (kind `foreign`), or a damaged file.
+        JournalError: it can't be read.
+    """
+    try:
+        if not path.exists():
+            return FileState("absent", 0)
+        if not path.is_file():
+            raise _foreign(path, "is not a file")
+    except OSError as error:
+        raise JournalError(f"cannot look at {path}: {error.strerror}; name another journal file") from error
+    # Where nobody has it open, read it as immutable: a foreign file in WAL mode gets no `-shm` beside it.
+    connection = connect_readonly(path, immutable=not (_has_wal(path) or _beside(path, "-shm").exists()))
+    try:
+        application_id, version, tables = _fingerprint(connection)
+    except sqlite3.Error as error:
+        raise explain(error, path, "read") from error
+    finally:
+        connection.close()
+    return _classify(path, application_id, version, tables)
+
+
+def _fingerprint(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return application_id, version, {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+
+
+def _classify(path: Path, application_id: int, version: int, tables: set[str]) -> FileState:
+    # A journal that went through `.dump` has lost its application_id; its tables still tell.
+    if application_id not in {0, APPLICATION_ID}:
+        raise _foreign(path, f"belongs to another program (application_id {application_id:#x})")
+    if tables >= _OUR_TABLES:
+        return FileState("journal", version if application_id == APPLICATION_ID else 0)
+    if tables:
+        raise _foreign(path, f"is a SQLite file of another program (it has {sorted(tables)[0]!r})")
+    return FileState("empty", 0)
+
+
+def _foreign(path: Path, what: str) -> JournalCorrupt:
+    return JournalCorrupt(f"{path} {what}: name another journal file", position=0, kind="foreign")
+
+
+def schema_is_current(path: Path) -> bool:
+    """Whether the file is a journal with today's tables. Costs well under a millisecond.
+
+    Raises:
+        SchemaTooNew: a newer refold made it.
+        JournalCorrupt: it isn't ours.
+    """
+    return _is_current(path, look_at(path))
+
+
+def require_current(path: Path) -> None:
+    """Refuse a file that isn't a journal with today's tables.
+
+    Raises:
+        NotFound: there is no journal.
+        SchemaTooNew: a newer refold made it.
+        JournalCorrupt: it isn't ours.
+        JournalError: it needs a migration.
+    """
+    state = look_at(path)
+    if state.kind != "journal":
+        raise NotFound(f"no journal at {path}: name an existing journal, or let an engine create it")
+    if not _is_current(path, state):
+        raise JournalError(f"{path} has the tables of an older refold: run `refold migrate {path}` first")
+
+
+def _is_current(path: Path, state: FileState) -> bool:
+    if state.version > TABLE_VERSION:
+        raise SchemaTooNew(
+            f"{path} has table version {state.version}, this refold knows up to {TABLE_VERSION}: use a newer refold"
+        )
+    return state.kind == "journal" and state.version == TABLE_VERSION
+
+
+def connect_readonly(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """A connection that can't write, on a live journal, a killed engine's, or one in a read-only folder.
+
+    Raises:
+        JournalError: the file can't be opened.
+    """
+    uri = f"file:{quote(str(path))}?mode=ro"
+    try:
+        return _open(uri + "&immutable=1" * immutable)
+    except sqlite3.Error as error:
+        # A read-only folder can't get the `-shm` file; without a WAL there's nothing in it that we'd miss.
+        if immutable or not _is_cantopen(error) or not path.is_file() or _has_wal(path):
+            raise explain(error, path, "open") from error
+    return connect_readonly(path, immutable=True)
+
+
+def _open(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in ("query_only=1", "wal_autocheckpoint=0", "mmap_size=0"):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_cantopen(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _has_wal(path: Path) -> bool:
+    wal = _beside(path, "-wal")
+    return wal.exists() and wal.stat().st_size > 0

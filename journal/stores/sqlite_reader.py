@@ -1,0 +1,77 @@
+"""Reading a SQLite journal with the standard library alone: the command line's first row must not wait for SQLAlchemy.
+
+Records never change and positions are dense, so a reader needs no long snapshot: it fetches one page of records after the
+other, each in its own read transaction, and never pins the writer's WAL. The body is fetched as raw bytes, because a
+damaged body may not be UTF-8 and must reach the verifier, not end in a driver's error.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from refold.journal.errors import JournalError
+from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.sqlite_file import connect_readonly, explain, require_current
+
+PAGE_RECORDS = 256
+FOREVER = 2**63 - 1
+
+_HEAD = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
+_PAGE = """
+SELECT r.position, r.engine_epoch, r.schema_version, r.time_ns, CAST(r.body AS BLOB), r.hash
+FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
+WHERE s.name = ? AND r.position >= ? AND r.position < ? ORDER BY r.position LIMIT ?
+"""
+
+
+class SqliteReader:
+    """The reading half of the port over one SQLite file, live or not."""
+
+    __slots__ = ("_connection", "_path")
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` read-only.
+
+        Raises:
+            NotFound: there is no journal at `path`.
+            JournalError: it can't be read, isn't a journal, or needs a migration or a newer refold.
+        """
+        require_current(path)
+        self._path = path
+        self._connection: sqlite3.Connection | None = connect_readonly(path)
+
+    def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        """Records at positions start <= p < stop, in order."""
+        assert start >= 0, f"positions start at 0, not {start}"
+        end = FOREVER if stop is None else stop
+        while start < end:
+            page = self._fetch(_PAGE, (stream, start, end, PAGE_RECORDS), start)
+            yield from map(Record._make, page)
+            if len(page) < PAGE_RECORDS:
+                return
+            start = page[-1][0] + 1
+
+    def head(self, stream: str = DEFAULT_STREAM) -> Head:
+        """The end of the stream."""
+        rows = self._fetch(_HEAD, (stream,))
+        return Head._make(rows[0]) if rows else EMPTY_HEAD
+
+    def streams(self) -> list[str]:
+        """The names of all streams."""
+        return [name for (name,) in self._fetch("SELECT name FROM journal_streams ORDER BY name", ())]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _fetch(self, sql: str, parameters: tuple[Any, ...], position: int = 0) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            raise JournalError(f"the reader of {self._path} is closed: open it again")
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise explain(error, self._path, "read", position) from error

@@ -1,0 +1,214 @@
+"""Group commit: one thread between an engine that must not wait for a disk and a store that must.
+
+`append` encodes the events, gives the record its position and returns; it never touches the disk. The thread takes whatever
+has piled up, chains it, and commits it in one transaction: the slower the disk, the larger the groups. After each commit it
+reports the durable position, the count of records that can no longer be lost.
+
+Encoding happens in `append`, for two reasons. Events that can't be encoded (a lone surrogate in a string, say) fail there,
+before they have a position, and harm nobody else. And what is recorded is what the events said at that moment.
+
+When the store fails, the first cause is kept, nothing after it is ever reported durable, and every further `append` and
+`flush` raises it. The writer doesn't retry: the store has already settled whether the failed group is in, and reopening the
+journal reads the head again. The port alone decides what is durable; how long to wait for it is the engine's choice.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from refold.journal.codec import encode
+from refold.journal.errors import JournalError
+from refold.journal.events import Event
+from refold.journal.record import Head, Record, head_after, seal
+from refold.journal.store import JournalStore
+
+MAX_GROUP_RECORDS = 1024
+MAX_GROUP_BYTES = 8 << 20
+_IDLE_S = 1.0
+
+
+def _ignore(_news: object) -> None:
+    """A callback of someone who asks instead."""
+
+
+@runtime_checkable
+class Maintained(Protocol):
+    """A store that has housekeeping to do between appends."""
+
+    def maintain(self, *, idle: bool = False) -> None:
+        """Do what is due; with `idle`, whatever there is."""
+        ...
+
+
+class JournalWriter:
+    """Appends records to one stream from its own thread.
+
+    Every method may be called from any thread, except `flush` and `close` from the callbacks.
+    """
+
+    def __init__(
+        self,
+        store: JournalStore,
+        stream: str,
+        head: Head,
+        *,
+        on_durable: Callable[[int], None] = _ignore,
+        on_failed: Callable[[JournalError], None] = _ignore,
+        max_pending_records: int = 4096,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            store: where to append; stays open when the writer is closed.
+            stream: the stream's name.
+            head: what `store.open_stream(stream)` returned.
+            on_durable: called in the writer's thread with the durable position: every record before it is on disk.
+            on_failed: called once in the writer's thread with the first failure.
+            max_pending_records: `has_room` is false from here on. `append` itself never refuses.
+        """
+        self._store = store
+        self._stream = stream
+        self._on_durable = on_durable
+        self._on_failed = on_failed
+        self._max_pending_records = max_pending_records
+        self._changed = threading.Condition()
+        self._pending: deque[tuple[int, bytes]] = deque()
+        self._taken = head.position  # the position of the first pending record
+        self._durable = head.position
+        self._failure: JournalError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, args=(head,), name="refold-journal", daemon=True)
+        self._thread.start()
+
+    def append(self, events: Sequence[Event], time_ns: int) -> int:
+        """Queue the events of one command as one record; returns its position.
+
+        Raises:
+            JournalError: the writer has failed (the first cause) or is closed.
+            UnicodeEncodeError, TypeError: the events can't be encoded; nothing has happened.
+        """
+        assert events, "a record holds at least one event"
+        body = encode(events)
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            if self._closing:
+                raise JournalError("the journal writer is closed: open the journal again")
+            self._pending.append((time_ns, body))
+            position = self._taken + len(self._pending) - 1
+            if position == self._taken:
+                self._changed.notify_all()
+        return position
+
+    @property
+    def next_position(self) -> int:
+        """The position that the next record will take."""
+        with self._changed:
+            return self._taken + len(self._pending)
+
+    @property
+    def durable_position(self) -> int:
+        """Every record before this position is on disk."""
+        return self._durable
+
+    @property
+    def pending(self) -> int:
+        """How many records aren't durable yet."""
+        return self.next_position - self._durable
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an engine that minds its memory should go on appending."""
+        return self.pending < self._max_pending_records
+
+    @property
+    def failure(self) -> JournalError | None:
+        """The first failure, if there was one."""
+        return self._failure
+
+    def flush(self, timeout_s: float | None = None) -> int:
+        """Wait until all that was appended before is durable; returns the durable position.
+
+        Raises:
+            JournalError: the writer failed first, or `timeout_s` passed.
+        """
+        assert threading.current_thread() is not self._thread, "flush would wait for itself"
+        with self._changed:
+            goal = self._taken + len(self._pending)
+            done = self._changed.wait_for(lambda: self._durable >= goal or self._failure is not None, timeout_s)
+            if self._durable >= goal:
+                return self._durable
+            if self._failure is not None:
+                raise self._failure
+            assert not done
+            raise JournalError(
+                f"{goal - self._durable} records are not on disk after {timeout_s} s: check the disk, then try again"
+            )
+
+    def close(self) -> int:
+        """Wait for everything pending, or for the failure, and end the thread; returns the durable position.
+
+        Idempotent. A failure isn't raised again here: `on_failed` has said it, and `failure` holds it.
+        """
+        assert threading.current_thread() is not self._thread, "close would wait for itself"
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        return self._durable
+
+    def _run(self, head: Head) -> None:
+        try:
+            while group := self._next_group():
+                head = self._commit(head, group)
+        except JournalError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for a thread that is gone
+            failure = JournalError(f"the journal writer stopped: {error!r}; open the journal again")
+            failure.__cause__ = error
+            self._fail(failure)
+
+    def _next_group(self) -> list[tuple[int, bytes]]:
+        """Wait for records and take a bounded number of them; empty when the writer is closed and all is done."""
+        with self._changed:
+            in_time = self._changed.wait_for(self._has_work, _IDLE_S)
+        if not in_time:
+            self._maintain(idle=True)
+        with self._changed:
+            self._changed.wait_for(self._has_work)
+            group: list[tuple[int, bytes]] = []
+            num_bytes = 0
+            while self._pending and len(group) < MAX_GROUP_RECORDS and num_bytes < MAX_GROUP_BYTES:
+                group.append(self._pending.popleft())
+                num_bytes += len(group[-1][1])
+            self._taken += len(group)
+            return group
+
+    def _has_work(self) -> bool:
+        return bool(self._pending) or self._closing
+
+    def _commit(self, head: Head, group: list[tuple[int, bytes]]) -> Head:
+        records: list[Record] = []
+        after = head
+        for time_ns, body in group:
+            records.append(seal(after, time_ns, body))
+            after = head_after(records[-1])
+        stored = self._store.append(self._stream, records)
+        assert stored == after, f"the store's head {stored.position} is not the writer's {after.position}"
+        with self._changed:
+            self._durable = after.position
+            self._changed.notify_all()
+        self._on_durable(after.position)
+        self._maintain(idle=False)
+        return after
+
+    def _maintain(self, *, idle: bool) -> None:
+        if isinstance(self._store, Maintained):
+            self._store.maintain(idle=idle)
+
+    def _fail(self, error: JournalError) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+        self._on_failed(error)

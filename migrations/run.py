@@ -1,0 +1,125 @@
+"""Running the migrations: the only place that imports Alembic.
+
+Alembic gets our connection, already inside the transaction that also sets the file's header. So a failure at any point,
+a kill included, leaves the file as it was.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+
+from refold.journal.errors import JournalError, JournalOwned
+from refold.journal.stores import sqlite_engine
+from refold.journal.stores.ownership import owner_of
+from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, look_at, schema_is_current
+from refold.journal.stores.tables import metadata
+
+VERSION_TABLE = "refold_schema"
+_PATIENCE_S = 30.0
+
+
+def upgrade_file(path: Path) -> bool:
+    """Bring the SQLite file at `path` to today's tables, creating it if it's absent. Whether anything was done."""
+    if schema_is_current(path):
+        return False
+    owner = owner_of(path)
+    if owner is not None:
+        if schema_is_current(path):  # whoever opened it since has migrated it first
+            return False
+        raise JournalOwned(f"{path} is written by process {owner} and needs a migration: stop that engine first")
+    with _writing(path) as connection:
+        _upgrade(connection)
+    assert schema_is_current(path), "a migrated file is current"
+    return True
+
+
+def revision_of(path: Path) -> str | None:
+    """The revision in the file's version table."""
+    if look_at(path).kind != "journal":
+        return None
+    engine = sqlite_engine.create_engine(path)
+    try:
+        with engine.connect().execution_options(**sqlite_engine.READING) as connection:
+            return _context(connection).get_current_revision()
+    except sa.exc.SQLAlchemyError as error:
+        raise sqlite_engine.explain_sqlalchemy(error, path, "read") from error
+    finally:
+        engine.dispose()
+
+
+def head_revision() -> str:
+    """The newest revision that this refold ships."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None
+    return head
+
+
+def differences() -> list[str]:
+    """How tables made by the migrations differ from those made from the metadata: Alembic's view, then SQLite's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        migrated, described = Path(folder, "migrated.db"), Path(folder, "described.db")
+        upgrade_file(migrated)
+        with _writing(described) as connection:
+            metadata.create_all(connection)
+        with _writing(migrated) as connection:
+            found = [repr(difference) for difference in compare_metadata(_context(connection), metadata)]
+            ours = _definitions(connection)
+        with _writing(described) as connection:
+            theirs = _definitions(connection)
+    found += [
+        f"{name}: migrations make {ours.get(name)}, the code describes {theirs.get(name)}"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+    return found
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    connection.exec_driver_sql(f"PRAGMA user_version={TABLE_VERSION}")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[sa.Connection]:
+    """One write transaction on the file, with our errors."""
+    engine = sqlite_engine.create_engine(path, busy_timeout_s=_PATIENCE_S)
+    try:
+        with engine.connect() as connection:
+            sqlite_engine.enter_wal(connection, path, patience_s=_PATIENCE_S)
+            with connection.begin():
+                yield connection
+    except sa.exc.SQLAlchemyError as error:
+        raise sqlite_engine.explain_sqlalchemy(error, path, "migrate") from error
+    except CommandError as error:
+        raise JournalError(f"cannot migrate {path}: {error}; use the refold that made it, or a newer one") from error
+    finally:
+        engine.dispose()
+
+
+def _context(connection: sa.Connection) -> MigrationContext:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+
+
+def _definitions(connection: sa.Connection) -> dict[str, str]:
+    """Every table's and index's definition as SQLite keeps it, blanks apart."""
+    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return {name: " ".join(sql.split()) for name, sql in rows if name != VERSION_TABLE}
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "refold:migrations")
+    config.set_main_option("path_separator", "os")
+    return config
