@@ -21,10 +21,14 @@ class PendingPublication(NamedTuple):
 
 
 class InFlightStep:
-    """One step in flight. Columns as in its `StepScheduled`; `stale` maps the entries whose epoch is over to their policy."""
+    """One step in flight. Columns as in its `StepScheduled`; `stale` maps the entries whose epoch is over to their policy.
+
+    `delivered`: the current entries have come back, the stale ones are still to be told.
+    """
 
     __slots__ = (
         "chunk_entries",
+        "delivered",
         "epochs",
         "handles",
         "num_tokens",
@@ -43,6 +47,7 @@ class InFlightStep:
         self.epochs: list[int] = []
         self.stale: dict[int, StalePolicy] = {}
         self.num_unresolved = len(event.handles)
+        self.delivered = False
         self.written: list[int] = []
         self.pending_publications: list[PendingPublication] = []
 

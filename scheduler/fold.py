@@ -188,6 +188,7 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
         for _ in range(count):
             requests.append_token(request, next(tokens), block_size)
     assert next(tokens, None) is None, event.step
+    step.delivered = True
     _resolve(state, step, len(event.handles))
 
 

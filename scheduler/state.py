@@ -91,18 +91,8 @@ def _canonical_request(r: Request) -> list[object]:
 
 def _canonical_step(s: InFlightStep) -> list[object]:
     pending = [[p.request.handle, p.epoch, p.num_full_blocks] for p in s.pending_publications]
-    stale = sorted(s.stale.items())
-    return [
-        s.step,
-        s.handles,
-        s.num_tokens,
-        s.epochs,
-        sorted(s.chunk_entries),
-        stale,
-        s.num_unresolved,
-        s.written,
-        pending,
-    ]
+    columns = [s.step, s.handles, s.num_tokens, s.epochs, sorted(s.chunk_entries)]
+    return [*columns, sorted(s.stale.items()), s.delivered, s.num_unresolved, s.written, pending]
 
 
 _REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name != "stop_ids")

@@ -1,0 +1,128 @@
+"""The simulated worker: a deterministic twin of the real one, without torch.
+
+Its token is a hash of (request seed, position), so what a request must produce is known in advance, whatever the schedule
+does. It keeps slots like the real worker (tokens, block table, length), rolls them forward with its own samples, and keeps
+a KV cache of its own: each place of each block holds which token was computed into it at which position. Before it samples
+it reads the whole context back through the block table. A scheduler that hands out a block twice, shares a block that was
+never written, or forgets a rejected token is caught by what the worker reads, as a real model would silently not be.
+"""
+
+import time
+
+
+from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
+from refold.journal.events import EngineConfig, Sampling
+
+_MASK = (1 << 64) - 1
+
+
+def simulated_token(sampling: Sampling, position: int, num_prompt_tokens: int, config: EngineConfig) -> int:
+    """The token that a request has at `position`, a pure function of its seed. Stop tokens are masked until `min_tokens`."""
+    masked: tuple[int, ...] = ()
+    if position - num_prompt_tokens < sampling.min_tokens:
+        masked = (*sampling.stop_token_ids, *config.eos_token_ids)
+    state = _mix((sampling.seed << 20) ^ position)
+    while (token := state % config.vocab_size) in masked:
+        state = _mix(state)
+    return token
+
+
+def _mix(x: int) -> int:
+    """One step of splitmix64 (Steele, Lea and Flood, 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+class _Slot:
+    """What the worker knows of one running request."""
+
+    __slots__ = ("block_ids", "num_computed", "num_prompt_tokens", "sampling", "tokens")
+
+    def __init__(self, admitted: AdmittedRequest, block_size: int) -> None:
+        self.tokens = list(admitted.token_ids)
+        self.num_prompt_tokens = admitted.num_prompt_tokens
+        self.sampling = admitted.sampling
+        self.block_ids = list(admitted.hit_block_ids)
+        self.num_computed = len(admitted.hit_block_ids) * block_size
+
+
+class SimulatedWorker:
+    """See the module's text. `step_seconds` is how long a step takes; `check_context` reads the context back."""
+
+    kind = "simulated"
+
+    def __init__(self, config: EngineConfig, step_seconds: float = 0.0, *, check_context: bool = True) -> None:
+        self._config = config
+        self._step_seconds = step_seconds
+        self._check_context = check_context
+        self._slots: dict[int, _Slot] = {}
+        self._content: list[list[tuple[int, int]]] = [[(-1, -1)] * config.block_size for _ in range(config.num_blocks)]
+
+    def environment(self) -> dict[str, str]:
+        """Nothing that its numbers depend on varies."""
+        return {"device": "none", "worker": "simulated"}
+
+    def execute(self, order: WorkOrder) -> StepOutput:
+        """Run one step."""
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        self._take_over(order)
+        scheduled = order.scheduled
+        chunks = frozenset(scheduled.chunk_entries)
+        columns = list(zip(scheduled.handles, scheduled.num_tokens, scheduled.first_positions, strict=True))
+        for handle, n, first in columns:
+            self._write(self._slots[handle], first, n)
+        counts, token_ids, positions = [], [], []
+        for entry, (handle, _, _) in enumerate(columns):
+            slot = self._slots[handle]
+            sampled = entry not in chunks
+            counts.append(int(sampled))
+            positions.append(len(slot.tokens) if sampled else -1)
+            if sampled:
+                token_ids.append(self._sample(slot))
+        return StepOutput(
+            step=scheduled.step, generation=order.generation, counts=counts, token_ids=token_ids, positions=positions
+        )
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._slots.clear()
+
+    def _take_over(self, order: WorkOrder) -> None:
+        for handle in order.released:
+            self._slots.pop(handle, None)
+        for admitted in order.admitted:
+            self._slots[admitted.handle] = _Slot(admitted, self._config.block_size)
+        for allocation in order.scheduled.allocations:
+            slot = self._slots[order.scheduled.handles[allocation.entry]]
+            slot.block_ids.extend(allocation.block_ids)
+
+    def _write(self, slot: _Slot, first: int, n: int) -> None:
+        """Compute `n` positions from `first` on into the cache."""
+        block_size = self._config.block_size
+        assert first == slot.num_computed, (first, slot.num_computed)
+        assert first + n <= len(slot.tokens), (first, n, len(slot.tokens))
+        for position in range(first, first + n):
+            block = slot.block_ids[position // block_size]
+            self._content[block][position % block_size] = (position, slot.tokens[position])
+        slot.num_computed += n
+
+    def _sample(self, slot: _Slot) -> int:
+        position = len(slot.tokens)
+        assert slot.num_computed == position, (slot.num_computed, position)
+        if self._check_context:
+            self._read_back(slot)
+        token = simulated_token(slot.sampling, position, slot.num_prompt_tokens, self._config)
+        slot.tokens.append(token)
+        return token
+
+    def _read_back(self, slot: _Slot) -> None:
+        block_size = self._config.block_size
+        for index, block in enumerate(slot.block_ids):
+            known = slot.tokens[index * block_size : (index + 1) * block_size]
+            content = self._content[block]
+            for offset, token in enumerate(known):
+                expected = (index * block_size + offset, token)
+                assert content[offset] == expected, f"block {block}[{offset}] holds {content[offset]}, not {expected}"
