@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from refold.journal.events import (
+    Admission,
     CacheReset,
     EngineClosed,
     EngineOpened,
@@ -102,39 +103,38 @@ def _request_submitted(state: State, event: RequestSubmitted) -> None:
 
 
 def _step_scheduled(state: State, event: StepScheduled) -> None:
+    """Entry by entry, in order: an entry may share what an earlier entry of the same step is about to write."""
     step = steps.open_step(state.window, event)
-    by_handle = state.requests.by_handle
-    _admit(state, event)
+    by_handle, block_size, chunks = state.requests.by_handle, state.pool.block_size, step.chunk_entries
+    admissions = {admission.entry: admission for admission in event.admissions}
+    allocations = {allocation.entry: allocation.block_ids for allocation in event.allocations}
     evicted: list[int] = []
-    for allocation in event.allocations:
-        evicted += blocks.take(state.pool, allocation.block_ids)
-        by_handle[event.handles[allocation.entry]].block_ids.extend(allocation.block_ids)
-    assert evicted == event.evicted_block_ids, (evicted, event.evicted_block_ids)
-    block_size, chunks = state.pool.block_size, step.chunk_entries
-    for entry, (handle, n, first) in enumerate(
-        zip(event.handles, event.num_tokens, event.first_positions, strict=True)
-    ):
+    for entry, (handle, n, first) in enumerate(zip(event.handles, event.num_tokens, event.first_positions, strict=True)):
         request = by_handle[handle]
+        if entry in admissions:
+            _admit(state, request, admissions[entry])
+        if entry in allocations:
+            evicted += blocks.take(state.pool, allocations[entry])
+            request.block_ids.extend(allocations[entry])
         assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
         assert request.status is RUNNING, request.request_id
         requests.schedule(request, event.step, n, entry not in chunks)
         step.epochs.append(request.epoch)
         if n > 1 or (first + n) % block_size == 0:
             _publish_filled(state, step, request)
+    assert evicted == event.evicted_block_ids, (evicted, event.evicted_block_ids)
 
 
-def _admit(state: State, event: StepScheduled) -> None:
-    for admission in event.admissions:
-        request = state.requests.by_handle[event.handles[admission.entry]]
-        assert request.epoch == admission.epoch, (request.request_id, request.epoch, admission.epoch)
-        assert request.num_deliverable_stale_tokens == 0, request.request_id
-        assert not request.block_ids, request.request_id
-        queues.leave(state.queues, request)
-        queues.enter(state.queues, request, RUNNING)
-        blocks.share(state.pool, admission.hit_block_ids)
-        request.block_ids = list(admission.hit_block_ids)
-        request.num_published_blocks = len(admission.hit_block_ids)
-        request.num_computed_tokens = len(admission.hit_block_ids) * state.pool.block_size
+def _admit(state: State, request: Request, admission: Admission) -> None:
+    assert request.epoch == admission.epoch, (request.request_id, request.epoch, admission.epoch)
+    assert request.num_deliverable_stale_tokens == 0, request.request_id
+    assert not request.block_ids, request.request_id
+    queues.leave(state.queues, request)
+    queues.enter(state.queues, request, RUNNING)
+    blocks.share(state.pool, admission.hit_block_ids)
+    request.block_ids = list(admission.hit_block_ids)
+    request.num_published_blocks = len(admission.hit_block_ids)
+    request.num_computed_tokens = len(admission.hit_block_ids) * state.pool.block_size
 
 
 def _publish_filled(state: State, step: InFlightStep, request: Request) -> None:

@@ -166,6 +166,10 @@ class LawBook:
             self._check_published(state)
         check_state(state)
 
+    def output_tokens(self, handle: int) -> list[int]:
+        """What the journal delivered to a request so far."""
+        return self._transcripts[handle][len(self._prompts[handle].prompt_token_ids) :]
+
     # -- what each event must say -------------------------------------------------------------------------------------
 
     def _submitted(self, state: State, event: RequestSubmitted) -> None:  # noqa: ARG002

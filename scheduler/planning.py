@@ -44,6 +44,8 @@ def _plan_running(plan: Plan) -> None:
             continue
         new_block_ids = plan.free.take(missing) if missing > 0 else []
         plan.add(request, first, n, new_block_ids, samples=first + n == known_end(request))
+        if n > 1 or (first + n) % block_size == 0:
+            _promise(plan, request, request.block_ids + new_block_ids, first + n)
 
 
 def known_end(request: Request) -> int:
@@ -103,7 +105,7 @@ def _plan_waiting(plan: Plan) -> None:
         plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit))
         plan.add(request, first, n, new_block_ids, samples=first + n == len(request.tokens))
         plan.num_running += 1
-        _promise(plan, request, hit + new_block_ids, (first + n) // plan.state.pool.block_size)
+        _promise(plan, request, hit + new_block_ids, first + n)
 
 
 def _prefix_hit(plan: Plan, request: Request) -> list[int]:
@@ -131,8 +133,10 @@ def _fits(plan: Plan, request: Request, hit: list[int]) -> bool:
     return missing + reserve <= plan.free.num_free - plan.free.num_idle(hit)
 
 
-def _promise(plan: Plan, request: Request, table: list[int], num_full: int) -> None:
-    """Let later entries of this step share what this one is about to write."""
-    for content_hash, block in zip(request.block_hashes[:num_full], table, strict=False):
-        if content_hash not in plan.state.pool.block_by_hash:
-            plan.hashes.setdefault(content_hash, block)
+def _promise(plan: Plan, request: Request, table: list[int], end: int) -> None:
+    """Let later entries of this step share what this one is about to fill with known tokens."""
+    pool = plan.state.pool
+    full = min(end // pool.block_size, len(request.block_hashes))
+    for i in range(request.num_published_blocks, full):
+        if request.block_hashes[i] not in pool.block_by_hash:
+            plan.hashes.setdefault(request.block_hashes[i], table[i])

@@ -79,10 +79,10 @@ class Drive:
     def open(self, engine_config: EngineConfig | None = None) -> list[Event]:
         """Open the engine with a worker; after a crash, lose the old worker first."""
         self.config = engine_config or self.config
-        events = self.do(LoseWorker(reason="engine restarted"))
+        lost = self.do(LoseWorker(reason="engine restarted"))
         epoch = self.state.engine_epoch + 1
-        events += self.do(OpenEngine(engine_epoch=epoch, refold_version="test", root_seed=0, config=self.config))
-        return events + self.do(StartWorker(kind="simulated", environment={}))
+        opened = self.do(OpenEngine(engine_epoch=epoch, refold_version="test", root_seed=0, config=self.config))
+        return [*lost, *opened, *self.do(StartWorker(kind="simulated", environment={}))]
 
     def submit(self, request_id: str, prompt: Sequence[int] | int, max_tokens: int = 8, **changes: object) -> list[Event]:
         """Submit a request; an int prompt is that many tokens, drawn from the id."""
