@@ -31,21 +31,25 @@ class OwnerLock:
             JournalOwned: a live process has it.
             JournalError: the lock file can't be written.
         """
+        self._fd = -1
         self.path = _lock_path(journal)
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise JournalError(
                 f"cannot write {self.path}: {error.strerror}; give this user the right to write the journal's folder"
             ) from error
-        if not _lock_patiently(self._fd):
-            pid = _read_pid(self._fd)
-            os.close(self._fd)
-            owner = f"process {pid}" if pid else "another process"
-            raise JournalOwned(f"{journal} is written by {owner}: stop that engine, or use another journal file")
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        if not _lock_patiently(fd):
+            pid = _read_pid(fd)
+            os.close(fd)
+            raise JournalOwned(f"{journal} is written by {_say(pid)}: stop that engine, or use another journal file")
+        self._fd = fd
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         _held.add(self)
+
+    def __del__(self) -> None:
+        self.forget()
 
     def release(self) -> None:
         """Let the next writer in. Idempotent."""
@@ -58,7 +62,6 @@ class OwnerLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        _held.discard(self)
 
 
 _held: "weakref.WeakSet[OwnerLock]" = weakref.WeakSet()
@@ -102,6 +105,12 @@ def _lock_patiently(fd: int) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE_S)
+
+
+def _say(pid: int | None) -> str:
+    if pid is None:
+        return "another process"
+    return f"this process ({pid})" if pid == os.getpid() else f"process {pid}"
 
 
 def _read_pid(fd: int) -> int | None:
