@@ -1,0 +1,122 @@
+"""The outbox: what each client may have, from durable records only.
+
+A trailing projection. The scheduler's state says what was decided; the outbox says what is safe to say aloud, so it is fed
+a record only once that record can no longer be lost. Per request it keeps the output tokens in the order of their index
+and how the request ended. Law L5 is asserted here, at the last door: indices are 0, 1, 2, ... without gap or repeat,
+across preemption, cache reset and restart.
+
+Finished requests stay for a client that comes back late, up to a bound; the oldest are forgotten first.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from refold.journal.events import (
+    Event,
+    FinishReason,
+    OutputDelivered,
+    RequestFinished,
+    RequestSubmitted,
+    StaleOutputConsumed,
+)
+
+MAX_FINISHED = 10_000
+
+
+class Output:
+    """What is durable of one request. Written by the outbox only; `finish_reason` is set last."""
+
+    __slots__ = ("finish_reason", "handle", "message", "num_prompt_tokens", "request_id", "stop_token_id", "token_ids")
+
+    def __init__(self, event: RequestSubmitted) -> None:
+        self.handle = event.handle
+        self.request_id = event.request_id
+        self.num_prompt_tokens = len(event.prompt_token_ids)
+        self.token_ids: list[int] = []
+        self.stop_token_id: int | None = None
+        self.message = ""
+        self.finish_reason: FinishReason | None = None
+
+
+class Outbox:
+    """The outputs of every unfinished request and of the last `max_finished` finished ones."""
+
+    __slots__ = ("_finished", "_max_finished", "by_handle", "by_id")
+
+    def __init__(self, max_finished: int = MAX_FINISHED) -> None:
+        assert max_finished >= 0, max_finished
+        self.by_handle: dict[int, Output] = {}
+        self.by_id: dict[str, Output] = {}
+        self._finished: deque[Output] = deque()
+        self._max_finished = max_finished
+
+    def observe(self, event: Event) -> list[Output]:
+        """Fold one durable event; returns the outputs that changed. Most events change none."""
+        observer = _OBSERVERS.get(type(event))
+        return [] if observer is None else observer(self, event)
+
+    def observe_all(self, events: Iterable[Event]) -> dict[int, Output]:
+        """Fold durable events in order; returns the outputs that changed, by handle."""
+        changed: dict[int, Output] = {}
+        for event in events:
+            observer = _OBSERVERS.get(type(event))
+            if observer is not None:
+                changed.update((output.handle, output) for output in observer(self, event))
+        return changed
+
+    def _submitted(self, event: RequestSubmitted) -> list[Output]:
+        assert event.handle not in self.by_handle, event.handle
+        output = self.by_handle[event.handle] = self.by_id[event.request_id] = Output(event)
+        return [output]
+
+    def _delivered(self, event: OutputDelivered) -> list[Output]:
+        counts = event.counts or [1] * len(event.handles)
+        assert sum(counts) == len(event.token_ids), event.step
+        changed, offset = [], 0
+        for handle, count, index in zip(event.handles, counts, event.first_output_indices, strict=True):
+            if count:
+                changed.append(self._append(handle, index, event.token_ids[offset : offset + count]))
+                offset += count
+        return changed
+
+    def _stale_consumed(self, event: StaleOutputConsumed) -> list[Output]:
+        changed, offset = [], 0
+        columns = zip(event.handles, event.counts, event.first_output_indices, event.delivered, strict=True)
+        for handle, count, index, delivered in columns:
+            if delivered and count:
+                changed.append(self._append(handle, index, event.token_ids[offset : offset + count]))
+            offset += count
+        return changed
+
+    def _append(self, handle: int, index: int, token_ids: list[int]) -> Output:
+        output = self.by_handle[handle]
+        assert output.finish_reason is None, f"a token for {output.request_id!r} after its end"
+        assert index == len(output.token_ids), f"{output.request_id!r}: index {index}, expected {len(output.token_ids)}"
+        output.token_ids += token_ids
+        return output
+
+    def _request_finished(self, event: RequestFinished) -> list[Output]:
+        output = self.by_handle[event.handle]
+        assert output.finish_reason is None, f"{output.request_id!r} finished twice"
+        assert event.num_output_tokens == len(output.token_ids), (output.request_id, event.num_output_tokens)
+        output.stop_token_id = event.stop_token_id
+        output.message = event.message
+        output.finish_reason = event.reason
+        self._finished.append(output)
+        if len(self._finished) > self._max_finished:
+            self._forget(self._finished.popleft())
+        return [output]
+
+    def _forget(self, output: Output) -> None:
+        del self.by_handle[output.handle]
+        if self.by_id.get(output.request_id) is output:
+            del self.by_id[output.request_id]
+
+
+_OBSERVERS: dict[type[Event], Callable[[Outbox, Any], list[Output]]] = {
+    RequestSubmitted: Outbox._submitted,  # noqa: SLF001 - the table of this module's own methods
+    OutputDelivered: Outbox._delivered,  # noqa: SLF001
+    StaleOutputConsumed: Outbox._stale_consumed,  # noqa: SLF001
+    RequestFinished: Outbox._request_finished,  # noqa: SLF001
+}
