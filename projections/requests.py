@@ -17,6 +17,7 @@ zero, and none is clamped.
 import hashlib
 import struct
 from collections import deque
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from refold.journal.events import EngineConfig, FinishReason, RequestSubmitted, Sampling
@@ -38,7 +39,6 @@ class Request:
         "epoch",
         "finish_reason",
         "handle",
-        "last_step",
         "max_total_tokens",
         "min_total_tokens",
         "num_computed_tokens",
@@ -79,7 +79,6 @@ class Request:
         self.num_stale_output_tokens = 0
         self.num_deliverable_stale_tokens = 0
         self.num_preemptions = 0
-        self.last_step = -1
         self.block_ids: list[int] = []
         self.num_published_blocks = 0
         self.block_hashes: list[bytes] = []
@@ -137,22 +136,22 @@ def submit(table: RequestTable, event: RequestSubmitted, config: EngineConfig) -
     return request
 
 
-def schedule(request: Request, step: int, n: int, samples: bool) -> None:
-    """Count an entry that enters the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
-    assert n >= 1, n
-    request.num_computed_tokens += n
-    request.num_in_flight_tokens += n
-    request.last_step = step
-    if samples:
+def schedule(entries: Sequence[Request], num_tokens: Sequence[int], sampling: Iterable[Request]) -> None:
+    """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
+    for request, n in zip(entries, num_tokens, strict=True):
+        request.num_computed_tokens += n
+        request.num_in_flight_tokens += n
+    for request in sampling:
         request.num_output_placeholders += 1
         request.num_sampling_in_flight += 1
 
 
-def settle_current(request: Request, n: int, samples: bool) -> None:
-    """Count an entry of the current epoch that came back."""
-    request.num_in_flight_tokens -= n
-    assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
-    if samples:
+def settle_current(entries: Sequence[Request], num_tokens: Iterable[int], sampling: Iterable[Request]) -> None:
+    """Count entries of the current epoch that came back."""
+    for request, n in zip(entries, num_tokens, strict=True):
+        request.num_in_flight_tokens -= n
+        assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
+    for request in sampling:
         request.num_output_placeholders -= 1
         request.num_sampling_in_flight -= 1
         assert request.num_output_placeholders >= 0, request.request_id
@@ -167,11 +166,13 @@ def settle_stale(request: Request, n: int, deliverable: bool) -> None:
     assert request.num_in_flight_tokens >= request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0
 
 
-def append_token(request: Request, token_id: int, block_size: int) -> None:
-    """One more known token. `block_size` 0 means that nothing is hashed."""
-    request.tokens.append(token_id)
-    if block_size and len(request.tokens) % block_size == 0:
-        extend_block_hashes(request, block_size)
+def append_tokens(entries: Iterable[Request], token_ids: Iterable[int], block_size: int) -> None:
+    """One more known token for each. `block_size` 0 means that nothing is hashed."""
+    for request, token in zip(entries, token_ids, strict=True):
+        tokens = request.tokens
+        tokens.append(token)
+        if block_size and not len(tokens) % block_size:
+            extend_block_hashes(request, block_size)
 
 
 def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:

@@ -6,6 +6,7 @@ its positions have been sampled again since. Steps come back in the order in whi
 """
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from refold.journal.events import StalePolicy, StepScheduled
@@ -34,17 +35,19 @@ class InFlightStep:
         "num_tokens",
         "num_unresolved",
         "pending_publications",
+        "requests",
         "stale",
         "step",
         "written",
     )
 
-    def __init__(self, event: StepScheduled) -> None:
+    def __init__(self, event: StepScheduled, requests: list[Request]) -> None:
         self.step = event.step
+        self.requests = requests
         self.handles = event.handles
         self.num_tokens = event.num_tokens
         self.chunk_entries = frozenset(event.chunk_entries)
-        self.epochs: list[int] = []
+        self.epochs = [request.epoch for request in requests]
         self.stale: dict[int, StalePolicy] = {}
         self.num_unresolved = len(event.handles)
         self.delivered = False
@@ -62,11 +65,11 @@ class Window:
         self.next_step = 0
 
 
-def open_step(window: Window, event: StepScheduled) -> InFlightStep:
+def open_step(window: Window, event: StepScheduled, requests: list[Request]) -> InFlightStep:
     """A step enters the window."""
     assert event.step == window.next_step, (event.step, window.next_step)
     assert len(event.handles) == len(event.num_tokens) == len(event.first_positions) >= 1, event.step
-    step = InFlightStep(event)
+    step = InFlightStep(event, requests)
     window.in_flight.append(step)
     window.next_step += 1
     return step
@@ -75,17 +78,25 @@ def open_step(window: Window, event: StepScheduled) -> InFlightStep:
 def mark_stale(window: Window, request: Request, policy: StalePolicy) -> int:
     """Mark the request's entries in flight; returns how many of their tokens are deliverable."""
     deliverable = 0
-    if request.num_in_flight_tokens == 0:
-        return 0
-    for step in window.in_flight:
-        if request.handle not in step.handles:
-            continue
-        entry = step.handles.index(request.handle)
+    for step, entry in _entries_of(window, request):
         if step.stale.get(entry) != "drop":
             step.stale[entry] = policy
         if step.stale[entry] == "deliver":
             deliverable += step.num_tokens[entry]
     return deliverable
+
+
+def last_step_of(window: Window, request: Request) -> int | None:
+    """The last step in flight that has an entry of the request; None if there is none."""
+    return max((step.step for step, _ in _entries_of(window, request)), default=None)
+
+
+def _entries_of(window: Window, request: Request) -> Iterator[tuple[InFlightStep, int]]:
+    for step in window.in_flight if request.num_in_flight_tokens else ():
+        if request.handle in step.handles:
+            entry = step.handles.index(request.handle)
+            if entry in step.stale or not step.delivered:
+                yield step, entry
 
 
 def resolve(window: Window, step: InFlightStep, num_entries: int) -> bool:

@@ -43,51 +43,75 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
     """The facts of a step that came back."""
     step = _expected_step(state, command)
     _check_shape(step, command, state.config.vocab_size)
-    delivered, stale, finished = _Delivered(), _Stale(), []
-    by_handle, offset = state.requests.by_handle, 0
-    for entry, handle in enumerate(step.handles):
-        request, count = by_handle[handle], command.counts[entry]
+    if not step.stale and not step.chunk_entries:
+        return _complete_decode(step, command)
+    delivered, stale = _Delivered(), _Stale()
+    finished: list[Event] = []
+    offset = 0
+    for entry, request in enumerate(step.requests):
+        count, policy = command.counts[entry], step.stale.get(entry)
         tokens = command.token_ids[offset : offset + count]
         offset += count
-        policy = step.stale.get(entry)
         if count and policy != "drop":
             _check_position(request, step, command.positions[entry])
+            _add_end(finished, request, tokens[-1])
         if policy is None:
-            _add(delivered, request, handle, tokens)
+            _add(delivered, request, tokens)
         else:
-            _add(stale, request, handle, tokens)
-            stale.num_tokens.append(step.num_tokens[entry])
-            stale.delivered.append(policy == "deliver" and count > 0)
-            if not stale.delivered[-1]:
-                stale.first_output_indices[-1] = -1
-        if count and policy != "drop" and (end := _end_of(request, tokens)) is not None:
-            finished.append(end)
+            _add(stale, request, tokens)
+            _add_fate(stale, step.num_tokens[entry], delivered=policy == "deliver" and count > 0)
     return _events(step, delivered, stale, finished)
 
 
-def _add(columns: _Delivered, request: Request, handle: int, tokens: list[int]) -> None:
-    columns.handles.append(handle)
+def _complete_decode(step: InFlightStep, command: CompleteStep) -> list[Event]:
+    """The common case: every entry is current and sampled one token. Column by column."""
+    lengths = [len(request.tokens) for request in step.requests]
+    if lengths != command.positions:
+        for request, position in zip(step.requests, command.positions, strict=True):
+            _check_position(request, step, position)
+    finished: list[Event] = []
+    for request, token, length in zip(step.requests, command.token_ids, lengths, strict=True):
+        if token in request.stop_ids or length + 1 >= request.max_total_tokens:
+            _add_end(finished, request, token)
+    firsts = [length - request.num_prompt_tokens for length, request in zip(lengths, step.requests, strict=True)]
+    delivered = OutputDelivered(
+        step=step.step, handles=step.handles, token_ids=command.token_ids, first_output_indices=firsts
+    )
+    return [delivered, *finished]
+
+
+def _add(columns: _Delivered, request: Request, tokens: list[int]) -> None:
+    columns.handles.append(request.handle)
     columns.counts.append(len(tokens))
     columns.token_ids += tokens
     columns.first_output_indices.append(len(request.tokens) - request.num_prompt_tokens)
 
 
-def _end_of(request: Request, tokens: list[int]) -> RequestFinished | None:
-    """The end that these tokens bring, if they do: a stop token first, then the limits."""
-    total = len(request.tokens) + len(tokens)
-    reason: FinishReason | None = None
-    stop = None
-    if tokens[-1] in request.stop_ids and total > request.min_total_tokens:
-        reason, stop = "stop", tokens[-1]
+def _add_fate(stale: _Stale, num_tokens: int, *, delivered: bool) -> None:
+    stale.num_tokens.append(num_tokens)
+    stale.delivered.append(delivered)
+    if not delivered:
+        stale.first_output_indices[-1] = -1
+
+
+def _add_end(finished: list[Event], request: Request, token: int) -> None:
+    """Add the end that this token brings, if it does: a stop token first, then the limits."""
+    total = len(request.tokens) + 1
+    reason: FinishReason
+    stop: int | None
+    if token in request.stop_ids and total > request.min_total_tokens:
+        reason, stop = "stop", token
     elif total >= request.max_total_tokens:
-        reason = "length"
-    if reason is None:
-        return None
+        reason, stop = "length", None
+    else:
+        return
     outputs = total - request.num_prompt_tokens
-    return RequestFinished(handle=request.handle, reason=reason, num_output_tokens=outputs, stop_token_id=stop)
+    finished.append(
+        RequestFinished(handle=request.handle, reason=reason, num_output_tokens=outputs, stop_token_id=stop)
+    )
 
 
-def _events(step: InFlightStep, delivered: _Delivered, stale: _Stale, finished: list[RequestFinished]) -> list[Event]:
+def _events(step: InFlightStep, delivered: _Delivered, stale: _Stale, finished: list[Event]) -> list[Event]:
     events: list[Event] = []
     if delivered.handles:
         one_each = len(delivered.token_ids) == len(delivered.handles) and 0 not in delivered.counts
@@ -136,16 +160,19 @@ def _check_shape(step: InFlightStep, command: CompleteStep, vocab_size: int) -> 
             f"worker answered step {step.step} with {len(command.counts)} counts and {len(command.positions)} positions "
             f"for {size} entries"
         )
-    for entry, count in enumerate(command.counts):
-        if count != (0 if entry in step.chunk_entries else 1):
-            raise WorkerLost(f"worker sampled {count} tokens for entry {entry} of step {step.step}")
-    if sum(command.counts) != len(command.token_ids):
+    expected = [1] * size
+    for entry in step.chunk_entries:
+        expected[entry] = 0
+    if command.counts != expected or len(command.token_ids) != sum(expected):
         raise WorkerLost(
-            f"worker answered step {step.step} with {len(command.token_ids)} tokens for {sum(command.counts)}"
+            f"worker answered step {step.step} with counts {command.counts[:20]} and {len(command.token_ids)} tokens; "
+            f"{expected[:20]} were asked for, {sum(expected)} in all"
         )
-    for token in command.token_ids:
-        if not 0 <= token < vocab_size:
-            raise WorkerLost(f"worker sampled token {token} in step {step.step}; the vocabulary has {vocab_size}")
+    if command.token_ids and not 0 <= min(command.token_ids) <= max(command.token_ids) < vocab_size:
+        raise WorkerLost(
+            f"worker sampled tokens {min(command.token_ids)} to {max(command.token_ids)} in step {step.step}; "
+            f"the vocabulary has {vocab_size}"
+        )
 
 
 def _check_position(request: Request, step: InFlightStep, position: int) -> None:

@@ -7,7 +7,7 @@ An applier decides nothing. It asserts that the event fits the state, because an
 or a damaged journal, and both must stop here.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from refold.journal.events import (
@@ -103,26 +103,43 @@ def _request_submitted(state: State, event: RequestSubmitted) -> None:
 
 
 def _step_scheduled(state: State, event: StepScheduled) -> None:
-    """Entry by entry, in order: an entry may share what an earlier entry of the same step is about to write."""
-    step = steps.open_step(state.window, event)
-    by_handle, block_size, chunks = state.requests.by_handle, state.pool.block_size, step.chunk_entries
-    admissions = {admission.entry: admission for admission in event.admissions}
-    allocations = {allocation.entry: allocation.block_ids for allocation in event.allocations}
+    """Who ran already first, then who comes in, one by one: each may share what those before it are about to write."""
+    entries = [state.requests.by_handle[handle] for handle in event.handles]
+    step = steps.open_step(state.window, event, entries)
+    num_running = event.admissions[0].entry if event.admissions else len(entries)
+    assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
     evicted: list[int] = []
-    for entry, (handle, n, first) in enumerate(zip(event.handles, event.num_tokens, event.first_positions, strict=True)):
-        request = by_handle[handle]
-        if entry in admissions:
-            _admit(state, request, admissions[entry])
-        if entry in allocations:
-            evicted += blocks.take(state.pool, allocations[entry])
-            request.block_ids.extend(allocations[entry])
-        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
-        assert request.status is RUNNING, request.request_id
-        requests.schedule(request, event.step, n, entry not in chunks)
-        step.epochs.append(request.epoch)
-        if n > 1 or (first + n) % block_size == 0:
-            _publish_filled(state, step, request)
+    allocations = {allocation.entry: allocation.block_ids for allocation in event.allocations}
+    for entry, block_ids in allocations.items():
+        if entry < num_running:
+            evicted += _allocate(state, entries[entry], block_ids)
+    _enter_window(state, step, event, 0, num_running)
+    for admission in event.admissions:
+        entry = admission.entry
+        _admit(state, entries[entry], admission)
+        evicted += _allocate(state, entries[entry], allocations.get(entry, []))
+        _enter_window(state, step, event, entry, entry + 1)
     assert evicted == event.evicted_block_ids, (evicted, event.evicted_block_ids)
+
+
+def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start: int, stop: int) -> None:
+    """Count the entries start..stop-1 as scheduled, and publish the blocks that they fill."""
+    entries, num_tokens = step.requests, event.num_tokens
+    firsts, chunks, block_size = event.first_positions, step.chunk_entries, state.pool.block_size
+    if (start, stop) != (0, len(entries)):
+        entries, num_tokens, firsts = entries[start:stop], num_tokens[start:stop], firsts[start:stop]
+    assert firsts == [r.num_computed_tokens for r in entries], event.step
+    sampling = [r for i, r in enumerate(entries, start) if i not in chunks] if chunks else entries
+    requests.schedule(entries, num_tokens, sampling)
+    for request, n, first in zip(entries, num_tokens, firsts, strict=True):
+        if n > 1 or not (first + 1) % block_size:
+            _publish_filled(state, step, request)
+
+
+def _allocate(state: State, request: Request, block_ids: list[int]) -> list[int]:
+    assert request.status is RUNNING, request.request_id
+    request.block_ids.extend(block_ids)
+    return blocks.take(state.pool, block_ids)
 
 
 def _admit(state: State, request: Request, admission: Admission) -> None:
@@ -164,7 +181,7 @@ def _request_preempted(state: State, event: RequestPreempted) -> None:
 def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
     """Make what is in flight stale and let the blocks go."""
     deliverable = steps.mark_stale(state.window, request, "deliver" if deliver else "drop")
-    fence = request.last_step if request.num_in_flight_tokens else None
+    fence = steps.last_step_of(state.window, request)
     requests.raise_epoch(request, deliverable)
     released = requests.forget_computed(request)
     blocks.release(state.pool, released, fence)
@@ -174,48 +191,39 @@ def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
 def _output_delivered(state: State, event: OutputDelivered) -> None:
     step = state.window.in_flight[0]
     assert step.step == event.step, (step.step, event.step)
-    block_size = state.pool.block_size if state.config.enable_prefix_caching else 0
-    by_handle, tokens = state.requests.by_handle, iter(event.token_ids)
-    counts = event.counts or [1] * len(event.handles)
-    current = _entries(step, stale=False)
-    for handle, count, index in zip(event.handles, counts, event.first_output_indices, strict=True):
-        entry = next(current)
-        request = by_handle[handle]
-        assert step.handles[entry] == handle, (event.step, entry, handle)
-        assert step.epochs[entry] == request.epoch, (request.request_id, step.epochs[entry], request.epoch)
-        assert index == len(request.tokens) - request.num_prompt_tokens, (request.request_id, index)
-        requests.settle_current(request, step.num_tokens[entry], entry not in step.chunk_entries)
-        for _ in range(count):
-            requests.append_token(request, next(tokens), block_size)
-    assert next(tokens, None) is None, event.step
+    entries, num_tokens = step.requests, step.num_tokens
+    if step.stale:
+        entries = [r for i, r in enumerate(entries) if i not in step.stale]
+        num_tokens = [n for i, n in enumerate(num_tokens) if i not in step.stale]
+    assert event.handles == [r.handle for r in entries], event.step
+    assert event.first_output_indices == [len(r.tokens) - r.num_prompt_tokens for r in entries], event.step
+    sampling = [r for r, count in zip(entries, event.counts, strict=True) if count] if event.counts else entries
+    requests.settle_current(entries, num_tokens, sampling)
+    requests.append_tokens(sampling, event.token_ids, _hashed_block_size(state))
     step.delivered = True
-    _resolve(state, step, len(event.handles))
+    _resolve(state, step, len(entries))
+
+
+def _hashed_block_size(state: State) -> int:
+    return state.pool.block_size if state.config.enable_prefix_caching else 0
 
 
 def _stale_output_consumed(state: State, event: StaleOutputConsumed) -> None:
     step = state.window.in_flight[0]
     assert step.step == event.step, (step.step, event.step)
-    block_size = state.pool.block_size if state.config.enable_prefix_caching else 0
-    stale, tokens = _entries(step, stale=True), iter(event.token_ids)
-    for i, (handle, count) in enumerate(zip(event.handles, event.counts, strict=True)):
-        entry = next(stale)
-        request = state.requests.by_handle[handle]
-        assert step.handles[entry] == handle, (event.step, entry, handle)
-        assert step.num_tokens[entry] == event.num_tokens[i], (event.step, handle)
-        deliverable = step.stale[entry] == "deliver"
-        requests.settle_stale(request, event.num_tokens[i], deliverable)
+    stale, tokens = sorted(step.stale), iter(event.token_ids)
+    assert event.handles == [step.handles[entry] for entry in stale], event.step
+    assert event.num_tokens == [step.num_tokens[entry] for entry in stale], event.step
+    for entry, n, count, delivered in zip(stale, event.num_tokens, event.counts, event.delivered, strict=True):
+        request, deliverable = step.requests[entry], step.stale[entry] == "deliver"
+        assert deliverable or not delivered, (event.step, request.request_id)
+        requests.settle_stale(request, n, deliverable)
         returned = [next(tokens) for _ in range(count)]
-        assert deliverable or not event.delivered[i], (event.step, handle)
-        for token in returned if event.delivered[i] else ():
-            requests.append_token(request, token, block_size)
+        if delivered:
+            requests.append_tokens([request] * count, returned, _hashed_block_size(state))
         requests.forget_if_drained(state.requests, request)
     assert next(tokens, None) is None, event.step
-    _resolve(state, step, len(event.handles))
-
-
-def _entries(step: InFlightStep, *, stale: bool) -> Iterator[int]:
-    """The entries of the step that are stale, or those that are not, in order."""
-    return (entry for entry in range(len(step.handles)) if (entry in step.stale) is stale)
+    _resolve(state, step, len(stale))
 
 
 def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:

@@ -7,6 +7,7 @@ A broken law is a bug of ours (`InvariantViolation`), never the fault of an inpu
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from refold.journal.errors import InvariantViolation
 from refold.journal.events import (
@@ -37,9 +38,8 @@ LAWS: dict[str, str] = {
 }
 
 
-def _require(law: str, holds: bool, message: Callable[[], str]) -> None:
-    if not holds:
-        raise InvariantViolation(f"{law} broken ({LAWS[law]}): {message()}")
+def _broken(law: str, message: str) -> InvariantViolation:
+    return InvariantViolation(f"{law} broken ({LAWS[law]}): {message}")
 
 
 def check_state(state: State) -> None:
@@ -54,21 +54,20 @@ def check_state(state: State) -> None:
     _check_idle_requests(state)
     if state.is_quiescent:
         free = state.pool.num_free
-        _require("L10", free == state.pool.num_blocks, lambda: f"{free} of {state.pool.num_blocks} blocks free")
+        if free != state.pool.num_blocks:
+            raise _broken("L10", f"{free} of {state.pool.num_blocks} blocks free")
 
 
 def _check_counters(state: State) -> None:
     sums = {handle: [0, 0, 0, 0, 0] for handle in state.requests.by_handle}
     for step in state.window.in_flight:
         for entry, (handle, n, epoch) in enumerate(zip(step.handles, step.num_tokens, step.epochs, strict=True)):
-            _require("L1", handle in sums, lambda h=handle, s=step: f"step {s.step} in flight names unknown handle {h}")
+            if handle not in sums:
+                raise _broken("L1", f"step {step.step} in flight names unknown handle {handle}")
             request, row = state.requests.by_handle[handle], sums[handle]
             is_stale = epoch < request.epoch
-            _require(
-                "L2",
-                is_stale == (entry in step.stale),
-                lambda r=request, s=step: f"{r.request_id} in step {s.step}: the stale mark contradicts the epoch",
-            )
+            if is_stale != (entry in step.stale):
+                raise _broken("L2", f"{request.request_id} in step {step.step}: the stale mark contradicts the epoch")
             if step.delivered and not is_stale:
                 continue
             row[0] += n
@@ -85,7 +84,8 @@ def _check_counters(state: State) -> None:
             request.num_output_placeholders,
             request.num_sampling_in_flight,
         ]
-        _require("L2", kept == sums[handle], lambda r=request, k=kept, s=sums[handle]: f"{r.request_id}: {k} kept, {s} summed")
+        if kept != sums[handle]:
+            raise _broken("L2", f"{request.request_id}: {kept} kept, {sums[handle]} summed")
 
 
 def _check_blocks(state: State) -> None:
@@ -94,46 +94,64 @@ def _check_blocks(state: State) -> None:
     for request in state.requests.by_handle.values():
         for block in request.block_ids:
             owners[block] += 1
-    _require("L3", owners == pool.ref_counts, lambda: f"owners {owners}, reference counts {pool.ref_counts}")
+    if owners != pool.ref_counts:
+        raise _broken("L3", f"owners {owners}, reference counts {pool.ref_counts}")
     fenced = [block for _, idle in pool.fences for block in idle]
     places = [*fenced, *pool.free_blank, *pool.free_cached, *(b for b in range(pool.num_blocks) if owners[b])]
-    _require("L3", sorted(places) == list(range(pool.num_blocks)), lambda: f"places of blocks: {sorted(places)}")
-    _require("L3", pool.num_fenced == len(fenced), lambda: f"{pool.num_fenced} counted fenced, {len(fenced)} are")
+    if not sorted(places) == list(range(pool.num_blocks)):
+        raise _broken("L3", f"places of blocks: {sorted(places)}")
+    if pool.num_fenced != len(fenced):
+        raise _broken("L3", f"{pool.num_fenced} counted fenced, {len(fenced)} are")
     for block, content_hash in enumerate(pool.hashes):
-        _require("L3", owners[block] < 2 or content_hash is not None, lambda b=block: f"block {b} is shared and not hashed")
+        if not (owners[block] < 2 or content_hash is not None):
+            raise _broken("L3", f"block {block} is shared and not hashed")
         if content_hash is not None:
             found = pool.block_by_hash.get(content_hash)
-            _require("L4", found == block, lambda b=block, f=found: f"the hash of block {b} finds {f}")
+            if found != block:
+                raise _broken("L4", f"the hash of block {block} finds {found}")
     hashed = sum(content_hash is not None for content_hash in pool.hashes)
-    _require("L4", len(pool.block_by_hash) == hashed, lambda: f"{len(pool.block_by_hash)} hashes found, {hashed} blocks hashed")
-    stray = [b for b in pool.free_blank if pool.hashes[b] is not None] + [b for b in pool.free_cached if pool.hashes[b] is None]
-    _require("L3", not stray, lambda: f"free blocks {stray} are in the wrong list")
+    if not len(pool.block_by_hash) == hashed:
+        raise _broken("L4", f"{len(pool.block_by_hash)} hashes found, {hashed} blocks hashed")
+    stray = [b for b in pool.free_blank if pool.hashes[b] is not None] + [
+        b for b in pool.free_cached if pool.hashes[b] is None
+    ]
+    if stray:
+        raise _broken("L3", f"free blocks {stray} are in the wrong list")
 
 
 def _check_queues(state: State) -> None:
     queues = state.queues
-    for name, queue, statuses in (("running", queues.running, {RUNNING}), ("waiting", queues.waiting, {WAITING, PREEMPTED})):
+    for name, queue, statuses in (
+        ("running", queues.running, {RUNNING}),
+        ("waiting", queues.waiting, {WAITING, PREEMPTED}),
+    ):
         wrong = [r.request_id for r in queue if r.status not in statuses]
-        _require("L6", not wrong, lambda n=name, w=wrong: f"{w} are in {n}")
+        if wrong:
+            raise _broken("L6", f"{wrong} are in {name}")
         keys = [r.queue_key for r in queue]
-        _require("L6", keys == sorted(set(keys)), lambda n=name: f"{n} is out of order")
+        if keys != sorted(set(keys)):
+            raise _broken("L6", f"{name} is out of order")
     queued = sorted(r.handle for r in (*queues.running, *queues.waiting))
     live = sorted(r.handle for r in state.requests.live())
-    _require("L6", queued == live, lambda: f"queued {queued}, live {live}")
+    if queued != live:
+        raise _broken("L6", f"queued {queued}, live {live}")
     limit = state.config.max_num_seqs if state.was_opened else 0
-    _require("L8", len(queues.running) <= limit, lambda: f"{len(queues.running)} running, limit {limit}")
+    if not len(queues.running) <= limit:
+        raise _broken("L8", f"{len(queues.running)} running, limit {limit}")
 
 
 def _check_idle_requests(state: State) -> None:
     for r in state.requests.by_handle.values():
         if r.status is RUNNING:
             end = len(r.tokens) + r.num_output_placeholders
-            _require("L8", r.num_computed_tokens <= end <= state.config.max_model_len, lambda r=r: f"{r.request_id} overruns")
+            if not r.num_computed_tokens <= end <= state.config.max_model_len:
+                raise _broken("L8", f"{r.request_id} overruns")
             continue
         idle = r.num_computed_tokens == r.num_output_placeholders == r.num_sampling_in_flight == 0 and not r.block_ids
-        _require("L7", idle, lambda r=r: f"{r.request_id} is {r.status} with {r.num_computed_tokens} computed tokens")
-        if r.status is FINISHED:
-            _require("L9", r.num_in_flight_tokens > 0, lambda r=r: f"{r.request_id} finished, drained and still kept")
+        if not idle:
+            raise _broken("L7", f"{r.request_id} is {r.status} with {r.num_computed_tokens} computed tokens")
+        if r.status is FINISHED and r.num_in_flight_tokens == 0:
+            raise _broken("L9", f"{r.request_id} finished, drained and still kept")
 
 
 class LawBook:
@@ -151,6 +169,15 @@ class LawBook:
         self._finished: set[int] = set()
         self._content: dict[int, tuple[int, int, set[int]]] = {}
         self._proved: dict[int, bytes] = {}
+        self._watchers: dict[type[Event], Callable[[State, Any], None]] = {
+            RequestSubmitted: self._submitted,
+            StepScheduled: self._scheduled,
+            OutputDelivered: self._delivered,
+            StaleOutputConsumed: self._stale,
+            RequestFinished: self._ended,
+            WorkerLost: self._worker_lost,
+            StateDigest: self._digested,
+        }
 
     def observe(self, state: State, event: Event) -> None:
         """Judge one event and the state after it.
@@ -159,9 +186,9 @@ class LawBook:
             InvariantViolation: a law is broken; the message names it.
         """
         self.num_checks += 1
-        watch = _WATCHERS.get(type(event))
+        watch = self._watchers.get(type(event))
         if watch is not None:
-            watch(self, state, event)
+            watch(state, event)
         if type(event) is StepScheduled or type(event) is OutputDelivered or type(event) is StaleOutputConsumed:
             self._check_published(state)
         check_state(state)
@@ -173,22 +200,29 @@ class LawBook:
     # -- what each event must say -------------------------------------------------------------------------------------
 
     def _submitted(self, state: State, event: RequestSubmitted) -> None:  # noqa: ARG002
-        _require("L9", event.handle not in self._prompts, lambda: f"handle {event.handle} was used before")
+        if not event.handle not in self._prompts:
+            raise _broken("L9", f"handle {event.handle} was used before")
         self._prompts[event.handle] = event
         self._transcripts[event.handle] = list(event.prompt_token_ids)
 
     def _scheduled(self, state: State, event: StepScheduled) -> None:
-        _require("L1", event.step == self._next_step, lambda: f"step {event.step} scheduled, {self._next_step} is next")
+        if event.step != self._next_step:
+            raise _broken("L1", f"step {event.step} scheduled, {self._next_step} is next")
         self._next_step += 1
         self._unresolved[event.step] = list(event.handles)
         gone = [h for h in event.handles if h in self._finished]
-        _require("L9", not gone, lambda: f"finished handles {gone} scheduled in step {event.step}")
+        if gone:
+            raise _broken("L9", f"finished handles {gone} scheduled in step {event.step}")
         total, limit = sum(event.num_tokens), state.config.max_num_batched_tokens
-        _require("L8", total <= limit, lambda: f"step {event.step} has {total} tokens, budget {limit}")
-        _require("L8", min(event.num_tokens) >= 1, lambda: f"step {event.step} has an entry without tokens")
-        _require("L8", len(set(event.handles)) == len(event.handles), lambda: f"step {event.step} names a request twice")
+        if not total <= limit:
+            raise _broken("L8", f"step {event.step} has {total} tokens, budget {limit}")
+        if not min(event.num_tokens) >= 1:
+            raise _broken("L8", f"step {event.step} has an entry without tokens")
+        if not len(set(event.handles)) == len(event.handles):
+            raise _broken("L8", f"step {event.step} names a request twice")
         depth = len(self._unresolved)
-        _require("L8", depth <= state.config.max_in_flight_steps, lambda: f"{depth} steps in flight")
+        if not depth <= state.config.max_in_flight_steps:
+            raise _broken("L8", f"{depth} steps in flight")
         for allocation in event.allocations:
             for block in allocation.block_ids:
                 self._content.pop(block, None)
@@ -199,14 +233,12 @@ class LawBook:
     def _write(self, request: Request, first: int, n: int, block_size: int) -> None:
         for position in range(first, first + n):
             index = position // block_size
-            _require("L8", index < len(request.block_ids), lambda p=position: f"{request.request_id} has no block for {p}")
+            if not index < len(request.block_ids):
+                raise _broken("L8", f"{request.request_id} has no block for {position}")
             block = request.block_ids[index]
             owner, owned_index, written = self._content.setdefault(block, (request.handle, index, set()))
-            _require(
-                "L4",
-                (owner, owned_index) == (request.handle, index) and position % block_size not in written,
-                lambda b=block, p=position: f"{request.request_id} writes position {p} into block {b} a second time",
-            )
+            if not ((owner, owned_index) == (request.handle, index) and position % block_size not in written):
+                raise _broken("L4", f"{request.request_id} writes position {position} into block {block} a second time")
             written.add(position % block_size)
 
     def _delivered(self, state: State, event: OutputDelivered) -> None:
@@ -230,43 +262,56 @@ class LawBook:
 
     def _settle(self, step: int, handles: list[int]) -> None:
         oldest = min(self._unresolved, default=-1)
-        _require("L1", step == oldest, lambda: f"output of step {step}, {oldest} is the oldest in flight")
+        if step != oldest:
+            raise _broken("L1", f"output of step {step}, {oldest} is the oldest in flight")
         for handle in handles:
-            _require("L1", handle in self._unresolved[step], lambda h=handle: f"handle {h} resolved twice in step {step}")
+            if handle not in self._unresolved[step]:
+                raise _broken("L1", f"handle {handle} resolved twice in step {step}")
             self._unresolved[step].remove(handle)
         if not self._unresolved[step]:
             del self._unresolved[step]
 
     def _append(self, handle: int, tokens: list[int], index: int) -> None:
         transcript = self._transcripts[handle]
-        _require("L9", not tokens or handle not in self._finished, lambda: f"handle {handle} got output after its end")
+        if not (not tokens or handle not in self._finished):
+            raise _broken("L9", f"handle {handle} got output after its end")
         expected = len(transcript) - len(self._prompts[handle].prompt_token_ids)
-        _require("L5", index == expected, lambda: f"handle {handle}: output index {index} delivered, {expected} is next")
+        if index != expected:
+            raise _broken("L5", f"handle {handle}: output index {index} delivered, {expected} is next")
         transcript += tokens
 
     def _check_transcript(self, state: State, handle: int) -> None:
         request = state.requests.by_handle.get(handle)
         if request is not None:
             same = len(request.tokens) == len(self._transcripts[handle])
-            _require("L5", same, lambda: f"{request.request_id} holds {len(request.tokens)} tokens, the journal tells otherwise")
+            if not same:
+                raise _broken(
+                    "L5", f"{request.request_id} holds {len(request.tokens)} tokens, the journal tells otherwise"
+                )
 
     def _ended(self, state: State, event: RequestFinished) -> None:  # noqa: ARG002
-        _require("L9", event.handle not in self._finished, lambda: f"handle {event.handle} finished twice")
+        if not event.handle not in self._finished:
+            raise _broken("L9", f"handle {event.handle} finished twice")
         self._finished.add(event.handle)
         outputs = len(self._transcripts[event.handle]) - len(self._prompts[event.handle].prompt_token_ids)
         same = outputs == event.num_output_tokens
-        _require("L5", same, lambda: f"handle {event.handle} finished with {event.num_output_tokens} outputs, {outputs} seen")
+        if not same:
+            raise _broken(
+                "L5", f"handle {event.handle} finished with {event.num_output_tokens} outputs, {outputs} seen"
+            )
 
     def _worker_lost(self, state: State, event: WorkerLost) -> None:  # noqa: ARG002
         lost = sorted(self._unresolved)
-        _require("L1", event.steps == lost, lambda: f"steps {event.steps} lost, {lost} were in flight")
+        if event.steps != lost:
+            raise _broken("L1", f"steps {event.steps} lost, {lost} were in flight")
         self._unresolved.clear()
         self._content.clear()
         self._proved.clear()
 
     def _digested(self, state: State, event: StateDigest) -> None:
         actual = digest(state)
-        _require("L11", actual == event.digest, lambda: f"recorded {event.digest[:16]}, folded {actual[:16]}")
+        if actual != event.digest:
+            raise _broken("L11", f"recorded {event.digest[:16]}, folded {actual[:16]}")
 
     # -- L4: what is published was computed ---------------------------------------------------------------------------
 
@@ -274,12 +319,15 @@ class LawBook:
         for content_hash, block in state.pool.block_by_hash.items():
             if self._proved.get(block) == content_hash:
                 continue
-            _require("L4", block in self._content, lambda b=block: f"block {b} is published and was never written")
+            if block not in self._content:
+                raise _broken("L4", f"block {block} is published and was never written")
             handle, index, written = self._content[block]
             size = state.pool.block_size
-            _require("L4", len(written) == size, lambda b=block, w=written: f"block {b} is published with {len(w)} of {size}")
+            if not len(written) == size:
+                raise _broken("L4", f"block {block} is published with {len(written)} of {size}")
             proof = self._chain(handle, index, size)
-            _require("L4", proof == content_hash, lambda b=block: f"block {b} is published under another content's hash")
+            if proof != content_hash:
+                raise _broken("L4", f"block {block} is published under another content's hash")
             self._proved[block] = content_hash
 
     def _chain(self, handle: int, index: int, size: int) -> bytes:
@@ -288,14 +336,3 @@ class LawBook:
             packed = b"".join(t.to_bytes(8, "little", signed=True) for t in tokens[i * size : (i + 1) * size])
             parent = block_hash(parent, packed)
         return parent
-
-
-_WATCHERS: dict[type[Event], Callable[..., None]] = {
-    RequestSubmitted: LawBook._submitted,
-    StepScheduled: LawBook._scheduled,
-    OutputDelivered: LawBook._delivered,
-    StaleOutputConsumed: LawBook._stale,
-    RequestFinished: LawBook._ended,
-    WorkerLost: LawBook._worker_lost,
-    StateDigest: LawBook._digested,
-}

@@ -30,41 +30,32 @@ def plan_step(state: State) -> list[Event]:
 
 
 def _plan_running(plan: Plan) -> None:
-    running, config, block_size = plan.state.queues.running, plan.state.config, plan.state.pool.block_size
-    index = 0
-    while index < plan.num_running and plan.token_budget:
-        request = running[index]
-        index += 1
-        n = num_new_tokens(request, config, plan.token_budget)
-        if n == 0:
+    config, block_size, free = plan.state.config, plan.state.pool.block_size, plan.free
+    for index, request in enumerate(plan.state.queues.running):
+        if index >= plan.num_running or not plan.token_budget:
+            return
+        num_known, first = len(request.tokens), request.num_computed_tokens
+        if num_known + request.num_sampling_in_flight >= request.max_total_tokens:
             continue
-        first = request.num_computed_tokens
-        missing = -(-(first + n) // block_size) - len(request.block_ids)
-        if missing > 0 and not _make_room(plan, request, missing):
-            continue
-        new_block_ids = plan.free.take(missing) if missing > 0 else []
-        plan.add(request, first, n, new_block_ids, samples=first + n == known_end(request))
-        if n > 1 or (first + n) % block_size == 0:
-            _promise(plan, request, request.block_ids + new_block_ids, first + n)
+        wanted = num_known + request.num_output_placeholders - first
+        n = 1 if wanted == 1 else _capped(wanted, config, plan.token_budget)
+        table = request.block_ids
+        missing = -(-(first + n) // block_size) - len(table)
+        if missing > 0:
+            if not _make_room(plan, request, missing):
+                continue
+            new_block_ids = free.take(missing)
+            table = table + new_block_ids
+            plan.allocate(new_block_ids)
+        plan.add(request.handle, first, n, n == wanted)
+        if n > 1 or not (first + 1) % block_size:
+            _promise(plan, request, table, first + n)
 
 
-def known_end(request: Request) -> int:
-    """One past the last position that has a token, or will have one when what is in flight comes back."""
-    return len(request.tokens) + request.num_output_placeholders
-
-
-def num_new_tokens(request: Request, config: EngineConfig, token_budget: int) -> int:
-    """How many tokens a running request computes in this step; 0 if its last token is certain already."""
-    if len(request.tokens) + request.num_sampling_in_flight >= request.max_total_tokens:
-        return 0
-    n = known_end(request) - request.num_computed_tokens
-    assert n >= 0, (request.request_id, n)
-    return _capped(n, config, token_budget)
-
-
-def _capped(n: int, config: EngineConfig, token_budget: int) -> int:
+def _capped(wanted: int, config: EngineConfig, token_budget: int) -> int:
+    assert wanted >= 1, wanted
     cap = config.long_prefill_token_threshold
-    return min(n, token_budget, cap) if cap else min(n, token_budget)
+    return min(wanted, token_budget, cap) if cap else min(wanted, token_budget)
 
 
 def _make_room(plan: Plan, request: Request, missing: int) -> bool:
@@ -88,7 +79,7 @@ def _make_room(plan: Plan, request: Request, missing: int) -> bool:
 
 
 def _plan_waiting(plan: Plan) -> None:
-    config, free = plan.state.config, plan.free
+    config, free, block_size = plan.state.config, plan.free, plan.state.pool.block_size
     for request in plan.state.queues.waiting:
         if not plan.token_budget or plan.num_running >= config.max_num_seqs:
             return
@@ -97,13 +88,13 @@ def _plan_waiting(plan: Plan) -> None:
         hit = _prefix_hit(plan, request)
         if not _fits(plan, request, hit):
             return
-        first = len(hit) * plan.state.pool.block_size
-        n = _capped(len(request.tokens) - first, config, plan.token_budget)
-        missing = -(-(first + n) // plan.state.pool.block_size) - len(hit)
+        first, wanted = len(hit) * block_size, len(request.tokens) - len(hit) * block_size
+        n = _capped(wanted, config, plan.token_budget)
         free.share(hit)
-        new_block_ids = free.take(missing)
+        new_block_ids = free.take(-(-(first + n) // block_size) - len(hit))
         plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit))
-        plan.add(request, first, n, new_block_ids, samples=first + n == len(request.tokens))
+        plan.allocate(new_block_ids)
+        plan.add(request.handle, first, n, n == wanted)
         plan.num_running += 1
         _promise(plan, request, hit + new_block_ids, first + n)
 

@@ -120,18 +120,19 @@ class Plan:
         self.allocations: list[BlockAllocation] = []
         self.hashes: dict[bytes, int] = {}
 
-    def add(self, request: Request, first: int, n: int, new_block_ids: list[int], *, samples: bool) -> None:
+    def add(self, handle: int, first: int, n: int, samples: bool) -> None:
         """Add an entry to the step."""
-        assert 1 <= n <= self.token_budget, (request.request_id, n, self.token_budget)
-        entry = len(self.handles)
-        self.handles.append(request.handle)
+        assert 1 <= n <= self.token_budget, (handle, n, self.token_budget)
+        if not samples:
+            self.chunk_entries.append(len(self.handles))
+        self.handles.append(handle)
         self.num_tokens.append(n)
         self.first_positions.append(first)
         self.token_budget -= n
-        if not samples:
-            self.chunk_entries.append(entry)
-        if new_block_ids:
-            self.allocations.append(BlockAllocation(entry=entry, block_ids=new_block_ids))
+
+    def allocate(self, block_ids: list[int]) -> None:
+        """Give blocks to the entry that is added next."""
+        self.allocations.append(BlockAllocation(entry=len(self.handles), block_ids=block_ids))
 
     def preempt(
         self, victim: Request, needy: Request | None, needed: int, reason: PreemptReason, policy: StalePolicy

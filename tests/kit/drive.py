@@ -84,7 +84,9 @@ class Drive:
         opened = self.do(OpenEngine(engine_epoch=epoch, refold_version="test", root_seed=0, config=self.config))
         return [*lost, *opened, *self.do(StartWorker(kind="simulated", environment={}))]
 
-    def submit(self, request_id: str, prompt: Sequence[int] | int, max_tokens: int = 8, **changes: object) -> list[Event]:
+    def submit(
+        self, request_id: str, prompt: Sequence[int] | int, max_tokens: int = 8, **changes: object
+    ) -> list[Event]:
         """Submit a request; an int prompt is that many tokens, drawn from the id."""
         if isinstance(prompt, int):
             prompt = [(i * 7 + sum(request_id.encode())) % self.config.vocab_size for i in range(prompt)]

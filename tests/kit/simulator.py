@@ -36,7 +36,9 @@ class Simulation:
         self.drive = Drive(self._config())
         self.old_outputs: list[StepOutput] = []
         self.num_submitted = 0
-        self.hazards = self.random.choice(((), ("abort",), ("abort", "reset"), ("abort", "reset", "lose", "crash", "late")))
+        self.hazards = self.random.choice(
+            ((), ("abort",), ("abort", "reset"), ("abort", "reset", "lose", "crash", "late"))
+        )
 
     def play(self) -> str:
         """Turns of random orders, then quiet ones until everything has finished."""
@@ -147,7 +149,9 @@ class Simulation:
             check_outputs(request, finished[handle], drive.book.output_tokens(handle), drive.config)
 
 
-def check_outputs(request: RequestSubmitted, end: RequestFinished, outputs: list[int], engine_config: EngineConfig) -> None:
+def check_outputs(
+    request: RequestSubmitted, end: RequestFinished, outputs: list[int], engine_config: EngineConfig
+) -> None:
     """Each output is the token of its position, and a natural end came where it had to."""
     prompt, sampling = len(request.prompt_token_ids), request.sampling
     expected = [simulated_token(sampling, prompt + i, prompt, engine_config) for i in range(len(outputs))]
