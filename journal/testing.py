@@ -23,6 +23,8 @@ What the suite can't ask of every store stays for your own tests: that what `app
 and what happens when the disk is full.
 """
 
+# ruff: noqa: D102 - a test here is called what it says
+
 from collections.abc import Callable
 
 import pytest

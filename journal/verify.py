@@ -91,7 +91,7 @@ def _follows(head: Head, record: Record) -> bool:
         return record.hash == chain_hash(
             head.hash, head.position, record.engine_epoch, record.schema_version, record.time_ns, record.body
         )
-    except struct.error:  # a damaged header field out of its range
+    except (struct.error, TypeError):  # a damaged field out of its range or of another type
         return False
 
 

@@ -89,6 +89,7 @@ class JournalWriter:
             UnicodeEncodeError, TypeError: the events can't be encoded; nothing has happened.
         """
         assert events, "a record holds at least one event"
+        assert 0 <= time_ns < 1 << 63, f"time_ns {time_ns} is no wall clock"
         body = encode(events)
         with self._changed:
             if self._failure is not None:

@@ -23,9 +23,9 @@ from refold.journal.stores.guards import check_continues, check_stream_name, che
 from refold.journal.stores.location import sqlite_path
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.sqlite_file import require_current
+from refold.journal.stores.sqlite_reader import FOREVER, HEAD_SQL, PAGE_RECORDS, PAGE_SQL, STREAMS_SQL
 from refold.journal.stores.tables import journal_records, journal_streams
 
-PAGE_RECORDS = 256
 WAL_BOUND_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _PAGES_PER_COMMIT = 3
@@ -40,8 +40,6 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 _S, _R = journal_streams.c, journal_records.c
 _HEAD_COLUMNS = (_S.head_position, _S.head_hash, _S.engine_epoch)
-# SQLite takes the text's bytes as they are. (PostgreSQL's cast would read escapes: convert_to there.)
-_BODY_BYTES = sa.cast(_R.body, sa.LargeBinary)
 
 
 class _Opened(NamedTuple):
@@ -113,8 +111,9 @@ class SqlStore:
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
         assert start >= 0, f"positions start at 0, not {start}"
-        while stop is None or start < stop:
-            page = self._query(_page(stream, start, stop))
+        end = FOREVER if stop is None else stop
+        while start < end:
+            page = self._query(PAGE_SQL, (stream, start, end, PAGE_RECORDS))
             for row in page:
                 yield Record._make(row)
             if len(page) < PAGE_RECORDS:
@@ -123,12 +122,12 @@ class SqlStore:
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""
-        rows = self._query(sa.select(*_HEAD_COLUMNS).where(_S.name == stream))
+        rows = self._query(HEAD_SQL, (stream,))
         return Head._make(rows[0]) if rows else EMPTY_HEAD
 
     def streams(self) -> list[str]:
         """The names of all streams."""
-        return [name for (name,) in self._query(sa.select(_S.name).order_by(_S.name))]
+        return [name for (name,) in self._query(STREAMS_SQL, ())]
 
     def maintain(self, *, idle: bool = False) -> None:
         """Checkpoint the WAL if it has grown past its bound, or if there's anything in it and time for it.
@@ -205,11 +204,11 @@ class SqlStore:
         ).first()
         return (row[0], row[1], row[2]) if row else None
 
-    def _query(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    def _query(self, sql: str, parameters: tuple[Any, ...]) -> Sequence[sa.Row[Any]]:
         self._check_usable()
         try:
             with self._engine.connect().execution_options(**sqlite_engine.READING) as connection:
-                return connection.execute(statement).all()
+                return connection.exec_driver_sql(sql, parameters).all()
         except sa.exc.SQLAlchemyError as error:
             raise self._explain(error, "read") from error
 
@@ -248,18 +247,6 @@ class SqlStore:
 
     def _explain(self, error: sa.exc.SQLAlchemyError, doing: str) -> JournalError:
         return sqlite_engine.explain_sqlalchemy(error, self._path, doing)
-
-
-def _page(stream: str, start: int, stop: int | None) -> sa.Select[Any]:
-    """One page of records. The body comes as raw bytes: a damaged one must reach the verifier, not the driver."""
-    statement = (
-        sa.select(_R.position, _R.engine_epoch, _R.schema_version, _R.time_ns, _BODY_BYTES, _R.hash)
-        .join_from(journal_records, journal_streams)
-        .where(_S.name == stream, _R.position >= start)
-        .order_by(_R.position)
-        .limit(PAGE_RECORDS)
-    )
-    return statement if stop is None else statement.where(_R.position < stop)
 
 
 def _save_epoch(connection: sa.Connection, stream: str, stream_id: int | None, head: Head) -> int:

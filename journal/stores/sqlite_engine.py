@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
-from refold.journal.stores.sqlite_file import BUSY_TIMEOUT_S, explain
+from refold.journal.stores.sqlite_file import BUSY_TIMEOUT_S, explain, lossy_text
 
 DriverError = sqlite3.Error
 _BEGIN = "refold_begin"
@@ -44,6 +44,7 @@ def create_engine(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sa.E
 
 
 def _on_connect(connection: sqlite3.Connection, _record: Any) -> None:
+    connection.text_factory = lossy_text
     for pragma in _PRAGMAS:
         connection.execute(f"PRAGMA {pragma}").fetchall()
 

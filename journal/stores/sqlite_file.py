@@ -137,6 +137,11 @@ def _is_current(path: Path, state: FileState) -> bool:
     return state.kind == "journal" and state.version == TABLE_VERSION
 
 
+def lossy_text(raw: bytes) -> str:
+    """Text as a damaged file may hold it: it must reach the verifier, not end in the driver's error."""
+    return raw.decode("utf-8", "replace")
+
+
 def connect_readonly(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
     """A connection that can't write, on a live journal, a killed engine's, or one in a read-only folder.
 
@@ -155,6 +160,7 @@ def connect_readonly(path: Path, *, immutable: bool = False) -> sqlite3.Connecti
 
 def _open(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection.text_factory = lossy_text
     try:
         for pragma in ("query_only=1", "wal_autocheckpoint=0", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}").fetchall()

@@ -18,12 +18,16 @@ from refold.journal.stores.sqlite_file import connect_readonly, explain, require
 PAGE_RECORDS = 256
 FOREVER = 2**63 - 1
 
-_HEAD = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
-_PAGE = """
-SELECT r.position, r.engine_epoch, r.schema_version, r.time_ns, CAST(r.body AS BLOB), r.hash
+HEAD_SQL = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
+# A value of another type than was stored is damage: it's read as NULL, which no hash agrees with. The second comparison of
+# stream ids is on the row itself (the index search trusts its order), so a row with a damaged stream id isn't found.
+PAGE_SQL = """
+SELECT r.position, r.engine_epoch, r.schema_version, r.time_ns,
+    CASE typeof(r.body) WHEN 'text' THEN CAST(r.body AS BLOB) END, CASE typeof(r.hash) WHEN 'blob' THEN r.hash END
 FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
-WHERE s.name = ? AND r.position >= ? AND r.position < ? ORDER BY r.position LIMIT ?
+WHERE s.name = ? AND +r.stream_id = s.stream_id AND r.position >= ? AND r.position < ? ORDER BY r.position LIMIT ?
 """
+STREAMS_SQL = "SELECT name FROM journal_streams ORDER BY name"
 
 
 class SqliteReader:
@@ -47,7 +51,7 @@ class SqliteReader:
         assert start >= 0, f"positions start at 0, not {start}"
         end = FOREVER if stop is None else stop
         while start < end:
-            page = self._fetch(_PAGE, (stream, start, end, PAGE_RECORDS), start)
+            page = self._fetch(PAGE_SQL, (stream, start, end, PAGE_RECORDS), start)
             yield from map(Record._make, page)
             if len(page) < PAGE_RECORDS:
                 return
@@ -55,12 +59,12 @@ class SqliteReader:
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""
-        rows = self._fetch(_HEAD, (stream,))
+        rows = self._fetch(HEAD_SQL, (stream,))
         return Head._make(rows[0]) if rows else EMPTY_HEAD
 
     def streams(self) -> list[str]:
         """The names of all streams."""
-        return [name for (name,) in self._fetch("SELECT name FROM journal_streams ORDER BY name", ())]
+        return [name for (name,) in self._fetch(STREAMS_SQL, ())]
 
     def close(self) -> None:
         """Close the file."""

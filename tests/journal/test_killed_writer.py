@@ -30,7 +30,7 @@ def start(*arguments: object) -> "subprocess.Popen[str]":
 
 def one_life(nursery, seconds: float, *, after_first_ack: bool) -> int:
     """Start a writer, kill it after `seconds`; the highest position that it acknowledged."""
-    nursery.stdin.write("go\n")
+    nursery.stdin.write("\n")
     nursery.stdin.flush()
     told = {"pid": 0, "ack": 0}
     while not told["pid"] or (after_first_ack and not told["ack"]):

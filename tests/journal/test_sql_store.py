@@ -16,8 +16,7 @@ import sqlalchemy as sa
 from refold import migrations
 from refold.journal.errors import Fenced, JournalCorrupt, JournalError, JournalOwned, NotFound, SchemaTooNew
 from refold.journal.record import EMPTY_HEAD
-from refold.journal.stores import engine_owner, open_reader, open_store
-from refold.journal.stores import sqlite_engine
+from refold.journal.stores import engine_owner, open_reader, open_store, sqlite_engine
 from refold.journal.stores.sql import SqlStore
 from refold.journal.stores.sqlite_file import APPLICATION_ID, look_at
 from refold.journal.testing import make_records
@@ -77,7 +76,10 @@ class TestSettings:
         store.close()
         plain = sqlite3.connect(path)
         assert plain.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        assert plain.execute("SELECT body ->> '$[0].handle', typeof(body) FROM journal_records").fetchall() == [(0, "text"), (1, "text")]
+        assert plain.execute("SELECT body ->> '$[0].handle', typeof(body) FROM journal_records").fetchall() == [
+            (0, "text"),
+            (1, "text"),
+        ]
         with pytest.raises(sqlite3.IntegrityError, match="cannot store TEXT"):
             plain.execute("UPDATE journal_records SET position = 'abc'")
         plain.close()
@@ -142,7 +144,9 @@ class TestFilesThatAreNotJournals:
             errors.append(caught.value)
         return errors
 
-    @pytest.mark.parametrize("content", [b"hello world" * 100, b"GGUF" + bytes(5000), b"SQLite format 3\0" + b"\xff" * 5000])
+    @pytest.mark.parametrize(
+        "content", [b"hello world" * 100, b"GGUF" + bytes(5000), b"SQLite format 3\0" + b"\xff" * 5000]
+    )
     def test_a_file_of_something_else(self, tmp_path, content):
         path = tmp_path / "model.gguf"
         path.write_bytes(content)
@@ -150,7 +154,7 @@ class TestFilesThatAreNotJournals:
             assert isinstance(error, JournalCorrupt)
             assert str(path) in str(error)
         assert path.read_bytes() == content
-        assert os.listdir(tmp_path) == ["model.gguf"]
+        assert list(tmp_path.iterdir()) == [path]
 
     @pytest.mark.parametrize("mode", ["delete", "wal"])
     def test_another_programs_database(self, tmp_path, mode):
@@ -166,7 +170,7 @@ class TestFilesThatAreNotJournals:
             assert error.kind == "foreign"
             assert "bookmarks" in str(error)
         assert path.read_bytes() == before
-        assert os.listdir(tmp_path) == ["other.db"]
+        assert list(tmp_path.iterdir()) == [path]
 
     def test_another_programs_empty_database(self, tmp_path):
         path = tmp_path / "other.db"

@@ -1,10 +1,10 @@
 """A process that writes a journal and gets killed for it. Run as a script; one line on stdin starts one life.
 
-    python writing_process.py live FILE     each line: fork a writer that appends until it's killed
+    python writing_process.py live FILE     each blank line: fork a writer that appends until it's killed
     python writing_process.py race FILE N   append N records against whoever else does, taking the stream over when fenced
     python writing_process.py full FILE     append until the file may not grow, then again after the limit is lifted
     python writing_process.py hold FILE     open the stream, fork a child that outlives us, wait
-    python writing_process.py migrate FILE  each line: fork a process that migrates the file
+    python writing_process.py migrate -     each line, a file: fork a process that migrates it
 
 Answers are lines on stdout: `pid N`, `ack N` (every record before N is durable), `dead`, or a result. The writers are
 forked, after the imports, so that a life costs milliseconds.
@@ -14,13 +14,14 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 
-from refold import migrations
 from refold.journal.errors import Fenced, JournalError
 from refold.journal.events import RequestAborted
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing import make_records
 from refold.journal.writer import JournalWriter
+from refold.migrations.run import upgrade_file
 
 
 def say(text: str) -> None:
@@ -33,7 +34,9 @@ def live(path: str) -> None:
     writer = JournalWriter(store, "main", head, on_durable=lambda position: say(f"ack {position}"))
     while True:
         position = writer.next_position
-        assert writer.append([RequestAborted(handle=position, cause="x" * (position % 3000))], time.time_ns()) == position
+        assert (
+            writer.append([RequestAborted(handle=position, cause="x" * (position % 3000))], time.time_ns()) == position
+        )
         if position % 7 == 0 or not writer.has_room:
             writer.flush()
         if position % 97 == 0:
@@ -41,16 +44,16 @@ def live(path: str) -> None:
 
 
 def migrate(path: str) -> None:
-    migrations.ensure(path)
-    say("migrated")
+    upgrade_file(Path(path))
+    time.sleep(60)
 
 
 def nursery(path: str, child) -> None:
     say("ready")
-    for _ in sys.stdin:
+    for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            child(path)
+            child(line.strip() or path)
             os._exit(0)
         say(f"pid {pid}")
         os.waitpid(pid, 0)

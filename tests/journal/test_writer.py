@@ -1,0 +1,249 @@
+"""The group-commit writer: positions at once, durability in groups, one failure for everybody."""
+
+import threading
+import time
+
+import pytest
+
+from refold import migrations
+from refold.journal.codec import decode
+from refold.journal.errors import Fenced, JournalError
+from refold.journal.events import RequestAborted
+from refold.journal.stores import open_reader
+from refold.journal.stores.memory import MemoryJournal, MemoryStore
+from refold.journal.stores.sql import SqlStore
+from refold.journal.verify import verify_stream
+from refold.journal.writer import MAX_GROUP_RECORDS, JournalWriter
+
+
+class GatedStore(MemoryStore):
+    """A store whose disk is as slow as the test wants: an append waits for its gate."""
+
+    def __init__(self, journal=None):
+        super().__init__(journal)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.groups = []
+        self.entered = threading.Event()
+
+    def append(self, stream, records):
+        self.entered.set()
+        assert self.gate.wait(10)
+        after = super().append(stream, records)
+        self.groups.append(len(records))
+        return after
+
+
+def event(number, cause="test"):
+    return [RequestAborted(handle=number, cause=cause)]
+
+
+def written(store, **options):
+    return JournalWriter(store, "main", store.open_stream(), **options)
+
+
+def test_positions_are_given_at_once_and_durability_is_reported_in_order():
+    store, durable = MemoryStore(), []
+    writer = written(store, on_durable=durable.append)
+    assert [writer.append(event(n), time_ns=100 + n) for n in range(50)] == list(range(50))
+    assert writer.flush() == 50
+    assert writer.close() == 50
+    assert durable == sorted(durable)
+    assert durable[-1] == 50 == writer.durable_position == writer.next_position
+    assert verify_stream(store).position == 50
+    assert [(decode(record), record.time_ns) for record in store.read()] == [(event(n), 100 + n) for n in range(50)]
+
+
+def test_nothing_is_durable_before_the_store_says_so_and_what_piles_up_is_one_group():
+    store, durable = GatedStore(), []
+    writer = written(store, on_durable=durable.append, max_pending_records=100)
+    store.gate.clear()
+    writer.append(event(0), 1)
+    assert store.entered.wait(10)
+    began = time.perf_counter()
+    for number in range(1, 100):
+        assert writer.has_room
+        writer.append(event(number), 1)
+    assert time.perf_counter() - began < 1, "append waited for the disk"
+    assert not writer.has_room
+    assert (writer.pending, writer.durable_position, writer.next_position, durable) == (100, 0, 100, [])
+    with pytest.raises(JournalError, match=r"100 records are not on disk after 0.01 s"):
+        writer.flush(timeout_s=0.01)
+    store.gate.set()
+    assert writer.flush() == 100
+    assert store.groups == [1, 99]
+    assert (writer.pending, writer.has_room) == (0, True)
+    writer.close()
+
+
+def test_groups_are_bounded():
+    store = GatedStore()
+    writer = written(store)
+    store.gate.clear()
+    for number in range(2 * MAX_GROUP_RECORDS + 10):
+        writer.append(event(number), 1)
+    store.gate.set()
+    assert writer.close() == 2 * MAX_GROUP_RECORDS + 10
+    assert max(store.groups) <= MAX_GROUP_RECORDS
+    assert verify_stream(store).position == sum(store.groups) == 2 * MAX_GROUP_RECORDS + 10
+
+
+def test_it_carries_on_where_the_stream_ends():
+    journal = MemoryJournal()
+    for life in range(3):
+        store = MemoryStore(journal)
+        writer = written(store)
+        assert writer.append(event(life), 1) == life
+        writer.close()
+    assert [record.engine_epoch for record in MemoryStore(journal).read()] == [1, 2, 3]
+    assert verify_stream(MemoryStore(journal)).position == 3
+
+
+def test_the_first_failure_is_everybodys_and_nothing_after_it_is_durable():
+    journal = MemoryJournal()
+    store, durable, failures = MemoryStore(journal), [], []
+    writer = written(store, on_durable=durable.append, on_failed=failures.append)
+    writer.append(event(0), 1)
+    writer.flush()
+    MemoryStore(journal).open_stream()
+    writer.append(event(1), 1)
+    with pytest.raises(Fenced) as caught:
+        writer.flush()
+    with pytest.raises(Fenced) as again:
+        writer.append(event(2), 1)
+    assert caught.value is again.value is writer.failure
+    assert writer.close() == 1
+    assert failures == [caught.value]
+    assert durable == [1]
+    assert verify_stream(MemoryStore(journal)).position == 1
+
+
+def test_someone_who_waits_when_the_store_fails_is_told():
+    journal = MemoryJournal()
+    store = GatedStore(journal)
+    writer = written(store)
+    store.gate.clear()
+    writer.append(event(0), 1)
+    told = []
+
+    def wait():
+        try:
+            writer.flush(timeout_s=10)
+        except JournalError as error:
+            told.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    MemoryStore(journal).open_stream()
+    store.gate.set()
+    waiter.join(10)
+    assert [type(error) for error in told] == [Fenced]
+    writer.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_raises_stops_the_writer_with_its_reason():
+    def broken(position):
+        raise ValueError("from the callback")
+
+    writer = written(MemoryStore(), on_durable=broken)
+    writer.append(event(0), 1)
+    writer.close()
+    with pytest.raises(JournalError, match="from the callback") as caught:
+        writer.append(event(1), 1)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_events_that_can_not_be_encoded_harm_nobody():
+    store = MemoryStore()
+    writer = written(store)
+    writer.append(event(0), 1)
+    with pytest.raises(UnicodeEncodeError):
+        writer.append(event(1, cause="lone \ud800 surrogate"), 1)
+    assert writer.append(event(1, cause="NUL \0 is fine"), 1) == 1
+    assert writer.close() == 2
+    assert [decode(record)[0].cause for record in store.read()] == ["test", "NUL \0 is fine"]
+
+
+def test_what_is_recorded_is_what_the_events_said_when_they_were_appended():
+    from refold.journal.events import StepScheduled
+
+    store = GatedStore()
+    writer = written(store)
+    store.gate.clear()
+    handles = [1]
+    writer.append([StepScheduled(step=0, handles=handles, num_tokens=[1], first_positions=[0])], 1)
+    handles.append(2)
+    store.gate.set()
+    writer.close()
+    (record,) = store.read()
+    assert decode(record)[0].handles == [1]
+
+
+def test_closing_is_final_and_idempotent():
+    store = MemoryStore()
+    writer = written(store)
+    assert writer.close() == writer.close() == 0
+    with pytest.raises(JournalError, match="closed"):
+        writer.append(event(0), 1)
+    assert writer.flush() == 0
+    assert "refold-journal" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_many_threads_append_to_one_chain():
+    store = MemoryStore()
+    writer = written(store)
+    positions = [[] for _ in range(4)]
+
+    def work(mine):
+        for _ in range(500):
+            mine.append(writer.append(event(0), 1))
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in positions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert writer.close() == 2000
+    assert sorted(position for mine in positions for position in mine) == list(range(2000))
+    assert all(mine == sorted(mine) for mine in positions)
+    assert verify_stream(store).position == 2000
+
+
+def test_a_live_sqlite_journal_verifies_at_any_moment(tmp_path):
+    path = str(tmp_path / "journal.db")
+    migrations.ensure(path)
+    store = SqlStore(path)
+    durable = []
+    writer = written(store, on_durable=durable.append)
+    reader = open_reader(path)
+    stop = time.monotonic() + 0.5
+    checks = 0
+    while time.monotonic() < stop:
+        for _ in range(20):
+            writer.append(event(0, cause="x" * 500), 1)
+        known = durable[-1] if durable else 0
+        assert verify_stream(reader).position >= known
+        checks += 1
+    end = writer.close()
+    store.close()
+    assert checks >= 3
+    assert verify_stream(reader).position == end == durable[-1]
+
+
+def test_an_idle_writer_empties_the_wal(tmp_path):
+    path = tmp_path / "journal.db"
+    migrations.ensure(str(path))
+    store = SqlStore(str(path))
+    writer = written(store)
+    for _ in range(50):
+        writer.append(event(0, cause="x" * 3000), 1)
+    writer.flush()
+    before = path.stat().st_size
+    deadline = time.monotonic() + 10
+    while path.stat().st_size == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert path.stat().st_size >= before + 150_000
+    assert writer.append(event(0), 1) == 50
+    assert writer.close() == 51
+    store.close()
