@@ -9,7 +9,6 @@ never written, or forgets a rejected token is caught by what the worker reads, a
 
 import time
 
-
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
 from refold.journal.events import EngineConfig, Sampling
 
