@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import click
 
-from refold.engine.history.words import safe
+from refold.engine.history.plain import safe
 from refold.journal.errors import (
     Fenced,
     InvariantViolation,

@@ -11,8 +11,9 @@ import msgspec
 
 from refold.engine.cli.console import clock, journal_argument, json_option, painter, reading, verb, write
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.history.plain import listed
 from refold.engine.history.relations import Names, handles_of, steps_of
-from refold.engine.history.words import listed, sentence
+from refold.engine.history.words import sentence
 from refold.journal.codec import decode
 from refold.journal.events import EVENT_TYPES, Event, RequestSubmitted, StateDigest
 from refold.journal.record import Record

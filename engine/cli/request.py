@@ -21,8 +21,9 @@ from refold.engine.cli.console import (
 )
 from refold.engine.cli.log import unknown_request
 from refold.engine.history.life import Life, LifeStory
+from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import replay
-from refold.engine.history.words import count, safe, sampling_in_words
+from refold.engine.history.words import sampling_in_words
 from refold.journal.errors import InvariantViolation, JournalCorrupt, RefoldError
 from refold.journal.store import JournalReader
 
@@ -102,7 +103,9 @@ def _tell(story: LifeStory, text: str | None) -> None:
     if text is not None:
         write(f"{'text':<20}{safe_text(text)}")
     else:
-        note(f"hint: the text needs the tokenizer of {safe(life.model)}: pip install 'refold[gpu]', and the model's files")
+        note(
+            f"hint: the text needs the tokenizer of {safe(life.model)}: pip install 'refold[gpu]', and the model's files"
+        )
 
 
 def safe_text(text: str) -> str:

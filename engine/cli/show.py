@@ -7,9 +7,9 @@ import click
 
 from refold.engine.cli.console import clock, journal_argument, json_option, reading, rich_console, verb, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.history.plain import count, listed, safe
 from refold.engine.history.portrait import portrait
 from refold.engine.history.replay import Replayed, state_at
-from refold.engine.history.words import count, listed, safe
 from refold.journal.errors import NotFound
 
 EXAMPLES = """Examples:

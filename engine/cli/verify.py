@@ -7,9 +7,9 @@ import click
 
 from refold.engine.cli.console import journal_argument, json_option, painter, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
+from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
-from refold.engine.history.words import count, safe
 from refold.journal.errors import JournalCorrupt
 from refold.scheduler.laws import LAWS
 

@@ -1,11 +1,12 @@
 """Words: one plain sentence per event.
 
-What came from outside (ids, reasons, messages) may hold anything; `safe` makes it fit for a terminal.
+What came from outside (ids, reasons, messages) may hold anything, and goes through `safe`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from refold.engine.history.plain import count, listed, safe
 from refold.engine.history.relations import Names
 from refold.journal.events import (
     CacheReset,
@@ -25,8 +26,6 @@ from refold.journal.events import (
     WorkerStarted,
 )
 
-_MAX_NAMED = 4
-
 
 def sentence(event: Event, names: Names) -> str:
     """The event in words. One whose columns contradict each other (a forgery) gets its name only."""
@@ -34,25 +33,6 @@ def sentence(event: Event, names: Names) -> str:
         return _SENTENCES[type(event)](event, names)
     except (IndexError, ValueError):
         return f"{type(event).__name__} with columns that contradict each other"
-
-
-def safe(text: str) -> str:
-    """The text with everything that a terminal would obey or can't show written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def listed(items: Sequence[str], limit: int = _MAX_NAMED) -> str:
-    """`a, b, c and 7 more`."""
-    if len(items) <= limit:
-        return ", ".join(items)
-    return ", ".join(items[: limit - 1]) + f" and {len(items) - limit + 1} more"
 
 
 def sampling_in_words(sampling: Sampling) -> str:
