@@ -100,9 +100,9 @@ def _tell(story: LifeStory, text: str | None) -> None:
     for line in _latencies(life):
         write(line)
     write(f"{'output':<20}{' '.join(map(str, life.output_token_ids)) or 'nothing yet'}")
-    if text is not None:
+    if text:
         write(f"{'text':<20}{safe_text(text)}")
-    else:
+    elif text is None:
         note(
             f"hint: the text needs the tokenizer of {safe(life.model)}: pip install 'refold[gpu]', and the model's files"
         )
@@ -156,8 +156,8 @@ def _entered(verb_: str) -> Callable[[dict[str, Any]], str]:
 def _output(facts: dict[str, Any]) -> str:
     first, last = facts["first_index"], facts["last_index"]
     if first == last:
-        return f"token {first} delivered, step {facts['first_step']}"
-    return f"tokens {first} to {last} delivered, steps {facts['first_step']} to {facts['last_step']}"
+        return f"output {first} delivered, step {facts['first_step']}"
+    return f"outputs {first} to {last} delivered, steps {facts['first_step']} to {facts['last_step']}"
 
 
 def _preempted(facts: dict[str, Any]) -> str:
@@ -185,10 +185,10 @@ def _finished(facts: dict[str, Any]) -> str:
     return f"finished: {facts['reason']} after {count(facts['num_output_tokens'], 'token')}{stop}{message}"
 
 
-def _part(name: str) -> Callable[[dict[str, Any]], str]:
+def _computed(what: str) -> Callable[[dict[str, Any]], str]:
     def words(facts: dict[str, Any]) -> str:
         tokens = count(facts["num_tokens"], "token")
-        return f"{name} of {tokens} from position {facts['first_position']}, step {facts['step']}"
+        return f"computes {tokens} from position {facts['first_position']}{what}, step {facts['step']}"
 
     return words
 
@@ -197,9 +197,9 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "submitted": lambda facts: f"submitted with {count(facts['num_prompt_tokens'], 'prompt token')}",
     "admitted": _entered("admitted"),
     "resumed": _entered("admitted again"),
-    "chunk": _part("chunk"),
-    "prompt_end": _part("known tokens computed to their end: the last part"),
-    "first_token": lambda facts: f"first token delivered, step {facts['step']}",
+    "chunk": _computed(", a chunk"),
+    "prompt_end": _computed(" to the last one known"),
+    "first_token": lambda facts: f"output 0 delivered, the first, step {facts['step']}",
     "output": _output,
     "took_blocks_of": lambda facts: (
         f"{safe(facts['victim'])} was preempted for it: needed {count(facts['needed_blocks'], 'block')}"

@@ -141,7 +141,8 @@ def _stale_output_consumed(event: StaleOutputConsumed, names: Names) -> str:
         tokens = event.token_ids[offset : offset + event.counts[i]]
         offset += event.counts[i]
         scheduled = count(event.num_tokens[i], "scheduled token")
-        words.append(f"{safe(names[handle])} ({scheduled}, {count(len(tokens), 'output token')} {fate})")
+        output = f"{count(len(tokens), 'output')} {fate}" if tokens else "nothing sampled"
+        words.append(f"{safe(names[handle])} ({scheduled}, {output})")
     return f"step {event.step} came back stale for {listed(words)}"
 
 
