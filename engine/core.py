@@ -16,23 +16,32 @@ What fails, fails alone. A client's command that can't be obeyed fails that clie
 requests compute again; only a failed journal, a worker that dies again and again, or a broken law stops the engine.
 """
 
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import structlog
-
-from refold.engine.delivery import Delivery
-from refold.engine.messages import Ask, Durable, EngineStopped, JournalFailed, Stop, one_line, violation, worker_lost
-from refold.engine.orders import Orders
-from refold.engine.worker_thread import StepDone, WorkerFailed, WorkerReady, WorkerThread
+from refold.engine.delivery import Delivery, Trail
+from refold.engine.inbox import Inbox
+from refold.engine.logs import get_logger
+from refold.engine.messages import (
+    Ask,
+    Durable,
+    EngineStopped,
+    JournalFailed,
+    StepDone,
+    Stop,
+    WorkerFailed,
+    WorkerReady,
+    one_line,
+    violation,
+    worker_lost,
+)
+from refold.engine.stall import stall
+from refold.engine.worker_seat import WorkerSeat
 from refold.gpu.batch import Worker
-from refold.journal.errors import InvariantViolation, JournalError, RefoldError, Rejected, WorkerLost
-from refold.journal.events import Event, StepScheduled
+from refold.journal.errors import JournalError, RefoldError, Rejected, WorkerLost
 from refold.journal.writer import JournalWriter
 from refold.projections.outbox import Output
 from refold.projections.totals import Totals
@@ -49,23 +58,10 @@ from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold_all
 from refold.scheduler.state import State
 
-log = structlog.get_logger("refold")
-
 DIGEST_EVERY_RECORDS = 256
-MAX_WORKER_LOSSES = 3
-"""Workers lost one after the other, without a completed step between them, before the engine gives up."""
-
 CLOSE_PATIENCE_S = 60.0
 
 Durability = Literal["synced", "buffered"]
-
-
-class _Trailing(NamedTuple):
-    """A record that isn't known to be durable, and the client that waits for it."""
-
-    position: int
-    events: list[Event]
-    ask: Ask | None
 
 
 class _FoldBroken(Exception):
@@ -80,6 +76,10 @@ class EngineCore:
     """The engine's thread and all that it owns: state, journal writer, worker.
 
     Built and started by one thread; from then on only the engine's thread changes the state.
+
+    Attributes:
+        ready: done when the first worker is, or with the error that kept it from that.
+        cause: why the engine has failed; None while it hasn't.
     """
 
     def __init__(
@@ -95,18 +95,13 @@ class EngineCore:
         self.delivery = delivery
         self.ready: Future[None] = Future()
         self.cause: RefoldError | None = None
-        self._make_worker = make_worker
-        self._durability = durability
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # between `_put` and the end of the thread: no message is left unread
-        self._is_over = False
-        self._writer: JournalWriter | None = None
-        self._worker: WorkerThread | None = None
-        self._orders = Orders()
-        self._trailing: deque[_Trailing] = deque()
+        self._inbox = Inbox()
+        self._seat = WorkerSeat(make_worker, self._inbox.put)
+        self._opened_writer: JournalWriter | None = None
+        self._trail = Trail(delivery, is_synced=durability == "synced")
         self._records_since_digest = 0
-        self._losses: list[RefoldError] = []
         self._closing_until_s: float | None = None
+        self._log = get_logger()
         self._thread = threading.Thread(target=self._run, name="refold-engine", daemon=True)
         self._receivers: dict[type, Callable[[Any], None]] = {
             Ask: self._asked,
@@ -121,16 +116,16 @@ class EngineCore:
     # -- for other threads --------------------------------------------------------------------------------------------
 
     def start(self, writer: JournalWriter, opening: list[Command]) -> None:
-        """Obey the `opening` commands in the caller's thread, then go live. `ready` is set when the first worker is.
+        """Obey the `opening` commands in the caller's thread, then go live.
 
         Raises:
             Rejected: an opening command can't be obeyed; the writer is still the caller's to close.
             JournalError: the writer failed.
         """
-        self._writer = writer
+        self._opened_writer = writer
         for command in opening:
             self._turn(command)
-        self._worker = WorkerThread(self._make_worker, self._put)
+        self._seat.fill()
         self._thread.start()
 
     def ask(self, ask: Ask) -> "Future[Output | None]":
@@ -139,21 +134,21 @@ class EngineCore:
         Raises:
             RefoldError: the engine has stopped, and this is why.
         """
-        if not self._put(ask):
-            raise self._why_stopped()
+        if not self._inbox.put(ask):
+            raise self.why_stopped()
         return ask.reply
 
     def on_durable(self, position: int) -> None:
         """The writer's callback."""
-        self._put(Durable(position))
+        self._inbox.put(Durable(position))
 
     def on_journal_failed(self, cause: JournalError) -> None:
         """The writer's callback."""
-        self._put(JournalFailed(cause))
+        self._inbox.put(JournalFailed(cause))
 
     def stop(self) -> None:
         """Ask the engine to finish what is in flight and to close. Idempotent."""
-        self._put(Stop())
+        self._inbox.put(Stop())
 
     def join(self) -> None:
         """Wait for the end of the engine's thread."""
@@ -163,25 +158,26 @@ class EngineCore:
     @property
     def durable_position(self) -> int:
         """Every record before this position is on disk."""
-        return 0 if self._writer is None else self._writer.durable_position
+        return self._writer.durable_position
 
-    def _put(self, message: object) -> bool:
-        with self._lock:
-            if not self._is_over:
-                self._inbox.put(message)
-            return not self._is_over
-
-    def _why_stopped(self) -> RefoldError:
+    def why_stopped(self) -> RefoldError:
+        """What to tell whoever asks an engine that has stopped."""
         if self.cause is not None:
             return self.cause.with_traceback(None)
         return EngineStopped("the engine is closed: open the journal again; what was unfinished continues then")
 
-    # -- the engine's thread ------------------------------------------------------------------------------------------
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _writer(self) -> JournalWriter:
+        assert self._opened_writer is not None, "start the engine first"
+        return self._opened_writer
 
     def _run(self) -> None:
         try:
             while not self._is_done():
-                self._receive()
+                for message in self._inbox.wait(self._closing_until_s):
+                    self._receivers[type(message)](message)
                 self._schedule()
             self._close_in_order()
         except RefoldError as error:
@@ -193,25 +189,14 @@ class EngineCore:
         finally:
             self._end()
 
-    def _receive(self) -> None:
-        """Wait for a message, then take what else is there by now."""
-        try:
-            message = self._inbox.get(timeout=self._patience_s())
-        except queue.Empty:
-            return
-        self._receivers[type(message)](message)
-        for _ in range(self._inbox.qsize()):
-            message = self._inbox.get_nowait()
-            self._receivers[type(message)](message)
-
     def _schedule(self) -> None:
         """Fill the window, unless the disk is too far behind or the engine is closing."""
-        assert self._writer is not None
         if self._closing_until_s is not None:
             return
         while self._writer.has_room:
-            if self._guarded_turn(ScheduleStep()) is None:
-                self._check_progress()
+            if self._lawful_turn(ScheduleStep()) is None:
+                if (report := stall(self.state)) is not None:
+                    raise report
                 break
         if self._records_since_digest >= DIGEST_EVERY_RECORDS:
             self._turn(RecordDigest())
@@ -221,29 +206,19 @@ class EngineCore:
         events = decide(self.state, command)
         if not events:
             return None
-        assert self._writer is not None
         position = self._writer.append(events, time.time_ns())
-        self._apply(command, _Trailing(position, events, ask))
+        try:
+            fold_all(self.state, events)
+            self.totals.observe_all(events)
+            for event in events:
+                self._seat.observe(self.state, event)
+            self._trail.add(position, events, ask)
+        except Exception as error:
+            raise _FoldBroken(f"record {position} ({type(command).__name__})", error) from error
+        self._records_since_digest = 0 if isinstance(command, RecordDigest) else self._records_since_digest + 1
         return position
 
-    def _apply(self, command: Command, record: _Trailing) -> None:
-        try:
-            fold_all(self.state, record.events)
-        except Exception as error:
-            raise _FoldBroken(f"record {record.position} ({type(command).__name__})", error) from error
-        self._records_since_digest = 0 if isinstance(command, RecordDigest) else self._records_since_digest + 1
-        self.totals.observe_all(record.events)
-        for event in record.events:
-            self._orders.observe(event)
-            if isinstance(event, StepScheduled):
-                assert self._worker is not None, "a step is scheduled for a worker"
-                self._worker.send(self._orders.order(self.state, event))
-        if self._durability == "buffered":
-            self._hand_out(record)
-        else:
-            self._trailing.append(record)
-
-    def _guarded_turn(self, command: Command) -> int | None:
+    def _lawful_turn(self, command: Command) -> int | None:
         """A turn in which an exception of `decide` is a broken law: the engine closes its journal in order and stops."""
         try:
             return self._turn(command)
@@ -254,49 +229,28 @@ class EngineCore:
             self._turn(CloseEngine(reason=one_line(found)))
             raise found from error
 
-    def _hand_out(self, record: _Trailing) -> None:
-        self.delivery.deliver(record.events)
-        if record.ask is not None:
-            self._reply(record.ask)
-
-    def _reply(self, ask: Ask) -> None:
-        ask.reply.set_result(None if ask.request_id is None else self.delivery.find(ask.request_id))
-
-    def _check_progress(self) -> None:
-        """Nothing in flight, someone waits, nobody could be scheduled: nothing would ever happen. Say so."""
-        state = self.state
-        if state.window.in_flight or not state.worker_alive:
-            return
-        for request in (*state.queues.running, *state.queues.waiting):
-            raise InvariantViolation(
-                f"no step can be scheduled: request {request.request_id!r} has {len(request.tokens)} tokens, "
-                f"{state.pool.num_free} of {state.pool.num_blocks} blocks are free; "
-                "this is a bug of refold: keep the journal and report it"
-            )
-
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _asked(self, ask: Ask) -> None:
         """Obey a client. Only its own reply hears of what goes wrong before anything is recorded."""
         if self._closing_until_s is not None:
-            ask.reply.set_exception(self._why_stopped())
+            ask.reply.set_exception(self.why_stopped())
             return
         try:
             if self._turn(ask.make(self.state), ask) is None:
-                self._reply(ask)
+                self._trail.reply(ask)
         except (JournalError, _FoldBroken) as error:
-            ask.reply.set_exception(error if isinstance(error, JournalError) else error.found)
+            if not ask.reply.done():
+                ask.reply.set_exception(error if isinstance(error, JournalError) else error.found)
             raise
         except RefoldError as error:
             ask.reply.set_exception(error)
-        except Exception as error:
-            log.exception("command_failed", request=ask.request_id)
+        except Exception as error:  # noqa: BLE001 - a bug of ours in one command is not everybody's end
+            self._log.exception("command_failed", request=ask.request_id)
             ask.reply.set_exception(violation("this command", error))
 
     def _became_durable(self, message: Durable) -> None:
-        trailing = self._trailing
-        while trailing and trailing[0].position < message.position:
-            self._hand_out(trailing.popleft())
+        self._trail.became_durable(message.position)
 
     def _journal_failed(self, message: JournalFailed) -> None:
         raise message.cause
@@ -306,7 +260,7 @@ class EngineCore:
             self._closing_until_s = time.monotonic() + CLOSE_PATIENCE_S
 
     def _worker_ready(self, message: WorkerReady) -> None:
-        if message.thread is not self._worker:
+        if not self._seat.sits(message.thread):
             return
         self._turn(StartWorker(kind=message.kind, environment=message.environment))
         if not self.ready.done():
@@ -322,16 +276,16 @@ class EngineCore:
             positions=output.positions,
         )
         try:
-            self._guarded_turn(command)
+            self._lawful_turn(command)
         except Rejected as refused:
-            log.info("output_refused", step=output.step, reason=str(refused))
+            self._log.info("output_refused", step=output.step, reason=str(refused))
         except WorkerLost as lost:
             self._lose_worker(lost)
         else:
-            self._losses.clear()
+            self._seat.completed()
 
     def _worker_failed(self, message: WorkerFailed) -> None:
-        if message.thread is not self._worker:
+        if not self._seat.sits(message.thread):
             return
         lost = worker_lost(message.cause)
         if not self.ready.done():
@@ -339,16 +293,11 @@ class EngineCore:
         self._lose_worker(lost)
 
     def _lose_worker(self, cause: RefoldError) -> None:
-        """Journal the loss and start a successor, unless this happens again and again."""
-        log.warning("worker_lost", reason=str(cause), steps=[step.step for step in self.state.window.in_flight])
-        assert self._worker is not None
-        self._turn(LoseWorker(reason=one_line(cause)))
-        self._worker.stop()
-        self._orders.forget()
-        self._losses.append(cause)
-        if len(self._losses) >= MAX_WORKER_LOSSES:
-            raise self._losses[0]
-        self._worker = WorkerThread(self._make_worker, self._put, after=self._worker)
+        """Journal the loss, and give the seat to a successor."""
+        steps = [step.step for step in self.state.window.in_flight]
+        position = self._turn(LoseWorker(reason=one_line(cause)))
+        self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
+        self._seat.replace(cause)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -359,39 +308,26 @@ class EngineCore:
             self._turn(LoseWorker(reason=f"no answer for {CLOSE_PATIENCE_S:.0f} s while the engine was closing"))
         return not self.state.window.in_flight
 
-    def _patience_s(self) -> float | None:
-        if self._closing_until_s is None:
-            return None
-        return max(0.0, self._closing_until_s - time.monotonic())
-
     def _close_in_order(self) -> None:
-        assert self._writer is not None
         self._turn(RecordDigest())
         self._turn(CloseEngine(reason="closed"))
         self._writer.flush()
 
     def _end(self) -> None:
         """The thread's last act: what is durable goes out, everyone who waits is told, everything owned is freed."""
-        assert self._writer is not None
-        assert self._worker is not None
-        with self._lock:
-            self._is_over = True
-        self._worker.stop()
+        self._seat.stop()
         try:
-            self._became_durable(Durable(self._writer.close()))
+            self._trail.became_durable(self._writer.close())
         except Exception as error:  # noqa: BLE001 - the others must still be told
             self.cause = self.cause or violation("the last delivery", error)
-        cause = self._why_stopped()
+        asks = self._trail.asks()
+        asks += [message for message in self._inbox.close() if isinstance(message, Ask)]
+        cause = self.why_stopped()
         if self.cause is not None:
-            log.error("engine_stopped", reason=str(cause), position=self._writer.durable_position)
+            self._log.error("engine_stopped", reason=one_line(cause), position=self._writer.durable_position)
         self.delivery.fail(cause)
-        left = [record.ask for record in self._trailing if record.ask is not None]
-        while not self._inbox.empty():
-            message = self._inbox.get_nowait()
-            if isinstance(message, Ask):
-                left.append(message)
-        for ask in left:
+        for ask in asks:
             ask.reply.set_exception(cause)
         if not self.ready.done():
             self.ready.set_exception(cause)
-        self._worker.join()
+        self._seat.join()

@@ -10,15 +10,15 @@ A ring is a callback that must return at once. One that fails loses its reader, 
 import asyncio
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-import structlog
-
+from refold.engine.logs import get_logger
+from refold.engine.messages import Ask
 from refold.journal.errors import RefoldError
 from refold.journal.events import Event, FinishReason
 from refold.projections.outbox import Outbox, Output
-
-log = structlog.get_logger("refold")
 
 
 class Reader:
@@ -129,7 +129,7 @@ class Delivery:
         try:
             reader.ring()
         except Exception as error:  # noqa: BLE001 - a client's trouble is that client's alone
-            log.warning("reader_lost", request=reader.output.request_id, error=repr(error))
+            get_logger(request=reader.output.request_id).warning("reader_lost", error=repr(error))
             self._drop(reader)
 
     def _drop(self, reader: Reader) -> None:
@@ -138,6 +138,47 @@ class Delivery:
             readers.remove(reader)
         if not readers:
             self._readers.pop(reader.output.handle, None)
+
+
+class _Record(NamedTuple):
+    position: int
+    events: list[Event]
+    ask: Ask | None
+
+
+class Trail:
+    """Records on their way to the disk, each with the client that waits for it. Used by the engine's thread only.
+
+    A record that has arrived is delivered, then its client gets the reply. Not `synced`, a record counts as arrived at once.
+    """
+
+    def __init__(self, delivery: Delivery, *, is_synced: bool) -> None:
+        self._delivery = delivery
+        self._is_synced = is_synced
+        self._records: deque[_Record] = deque()
+
+    def add(self, position: int, events: list[Event], ask: Ask | None) -> None:
+        """A record was queued for the disk."""
+        self._records.append(_Record(position, events, ask))
+        if not self._is_synced:
+            self.became_durable(position + 1)
+
+    def became_durable(self, position: int) -> None:
+        """Every record before `position` has arrived."""
+        records = self._records
+        while records and records[0].position < position:
+            record = records.popleft()
+            self._delivery.deliver(record.events)
+            if record.ask is not None:
+                self.reply(record.ask)
+
+    def reply(self, ask: Ask) -> None:
+        """Tell a client that its command was obeyed."""
+        ask.reply.set_result(None if ask.request_id is None else self._delivery.find(ask.request_id))
+
+    def asks(self) -> list[Ask]:
+        """The clients that still wait."""
+        return [record.ask for record in self._records if record.ask is not None]
 
 
 class LoopBell:

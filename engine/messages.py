@@ -1,9 +1,10 @@
-"""What comes into the engine's inbox, beside what its worker says; and how the engine words its own end."""
+"""What comes into the engine's inbox, and how the engine words what went wrong."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from refold.gpu.batch import StepOutput
 from refold.journal.errors import InvariantViolation, JournalError, RefoldError, Rejected, WorkerLost
 from refold.projections.outbox import Output
 from refold.scheduler.commands import Command
@@ -45,6 +46,33 @@ class JournalFailed:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Finish what is in flight, and close."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker is built. `thread` tells it from its predecessors, here and below."""
+
+    thread: object
+    kind: str
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step's output. It carries its generation itself."""
+
+    output: StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker could not be built, or raised, or answered something that is no answer. Its thread is at its end."""
+
+    thread: object
+    cause: BaseException
+
+
+WorkerMessage = WorkerReady | StepDone | WorkerFailed
 
 
 def one_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ Every other name is described by `refold.gpu.weights`, from metadata alone; torc
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
@@ -22,7 +22,7 @@ MakeWorker = Callable[[EngineConfig], Worker]
 class Detokenizes(Protocol):
     """Tokens in, text out, never half a character."""
 
-    def push(self, token_ids: list[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
         ...
 
@@ -38,11 +38,11 @@ class Text(Protocol):
         """The prompt's tokens. Raises Rejected."""
         ...
 
-    def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation. Raises Rejected."""
         ...
 
-    def detokenizer(self, prior_token_ids: list[int]) -> Detokenizes:
+    def detokenizer(self, prior_token_ids: Sequence[int]) -> Detokenizes:
         """A detokeniser that continues after `prior_token_ids`, whose text is out already."""
         ...
 
@@ -118,17 +118,17 @@ class NumberText:
         """One token per byte of UTF-8."""
         return [byte % self._vocab_size for byte in text.encode()]
 
-    def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Role and content, one line each."""
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
-    def detokenizer(self, prior_token_ids: list[int]) -> Detokenizes:  # noqa: ARG002 - numbers need no context
+    def detokenizer(self, prior_token_ids: Sequence[int]) -> Detokenizes:  # noqa: ARG002 - numbers need no context
         """A detokeniser without memory."""
         return _Numbers()
 
 
 class _Numbers:
-    def push(self, token_ids: list[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         return "".join(f"{token} " for token in token_ids)
 
     def flush(self) -> str:
@@ -163,4 +163,6 @@ def _torch_worker(config: EngineConfig, threads: int | None) -> Worker:
 
 
 def _load_text(name: str) -> Text:
-    raise Rejected(f"model {name!r} has no tokenizer yet: give token ids")
+    from refold.engine.text import load_tokenizer  # noqa: PLC0415 - brings tokenizers
+
+    return load_tokenizer(name)

@@ -8,44 +8,13 @@ than it was asked, or with something that isn't an answer, is lost like one that
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import structlog
-
+from refold.engine.logs import get_logger
+from refold.engine.messages import StepDone, WorkerFailed, WorkerMessage, WorkerReady
 from refold.gpu.batch import StepOutput, Worker, WorkOrder
 from refold.journal.errors import WorkerLost
 
-log = structlog.get_logger("refold")
-
 CLOSE_PATIENCE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """The worker is built."""
-
-    thread: "WorkerThread"
-    kind: str
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """A step's output."""
-
-    thread: "WorkerThread"
-    output: StepOutput
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailed:
-    """The worker could not be built, or raised, or answered something that is no answer. Its thread has ended."""
-
-    thread: "WorkerThread"
-    cause: BaseException
-
-
-WorkerMessage = WorkerReady | StepDone | WorkerFailed
 
 
 class WorkerThread:
@@ -81,12 +50,12 @@ class WorkerThread:
         worker: Worker | None = None
         try:
             if self._after is not None and not self._after.join():
-                log.warning("worker_hangs", patience_s=CLOSE_PATIENCE_S)
+                get_logger().warning("worker_hangs", patience_s=CLOSE_PATIENCE_S)
             self._after = None
             worker = self._make()
             self._post(WorkerReady(self, worker.kind, worker.environment()))
             while (order := self._orders.get()) is not None and not self._abandoned:
-                self._post(StepDone(self, answer(worker, order)))
+                self._post(StepDone(answer(worker, order)))
         except BaseException as error:  # noqa: BLE001 - whatever ends a worker, the engine must hear of it
             self._post(WorkerFailed(self, error))
         finally:
@@ -118,4 +87,4 @@ def _close(worker: Worker) -> None:
     try:
         worker.close()
     except Exception as error:  # noqa: BLE001 - it is gone either way
-        log.warning("worker_close_failed", error=repr(error))
+        get_logger().warning("worker_close_failed", error=repr(error))
