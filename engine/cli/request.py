@@ -21,7 +21,7 @@ from refold.engine.cli.console import (
 )
 from refold.engine.cli.log import unknown_request
 from refold.engine.history.life import Life, LifeStory
-from refold.engine.history.plain import count, safe
+from refold.engine.history.plain import count, safe, safe_text
 from refold.engine.history.replay import replay
 from refold.engine.history.words import sampling_in_words
 from refold.journal.errors import InvariantViolation, JournalCorrupt, RefoldError
@@ -106,11 +106,6 @@ def _tell(story: LifeStory, text: str | None) -> None:
         note(
             f"hint: the text needs the tokenizer of {safe(life.model)}: pip install 'refold[gpu]', and the model's files"
         )
-
-
-def safe_text(text: str) -> str:
-    """Text for a terminal: lines stay lines, anything else that isn't printable is escaped."""
-    return "\n".join(safe(line) for line in text.split("\n"))
 
 
 def _summary(life: Life) -> str:

@@ -116,7 +116,8 @@ def _lines(verdict: Verdict) -> list[tuple[str, str]]:
         (
             "trouble",
             (
-                f"{count(totals.preemptions, 'preemption')}, {count(totals.lost_workers, 'lost worker')}; "
+                f"{count(totals.preemptions, 'preemption')}, {count(totals.lost_workers, 'worker')} gone "
+                f"with {count(totals.lost_steps, 'step')} in flight; "
                 f"stale tokens: {totals.stale_tokens_delivered:,} delivered, {totals.stale_tokens_dropped:,} dropped"
             ),
         ),

@@ -12,6 +12,11 @@ def safe(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
+def safe_text(text: str) -> str:
+    """Text for a terminal: lines stay lines, anything else that isn't printable is escaped."""
+    return "\n".join(safe(line) for line in text.split("\n"))
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """`1 token`, `2 tokens`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
