@@ -4,6 +4,7 @@ pydantic checks types and ranges; what leaves this module are the frozen message
 `EngineConfig`). A value that can't be is one `Rejected`: the field, the value and what to write instead, in one line.
 """
 
+import reprlib
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -185,11 +186,15 @@ class EngineOptions(TypedDict, total=False):
 
 
 def short(value: object) -> str:
-    """A value as it may appear in a message: on one line, not for pages."""
+    """A value as it may appear in a message: on one line, never for pages, whatever its `repr` does."""
     if isinstance(value, int) and abs(value) > 10**20:
         return f"a number of {value.bit_length()} bits"
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+    try:
+        text = ascii(value[:60]) if isinstance(value, str) else reprlib.repr(value)
+        text = text.encode("ascii", "backslashreplace").decode()
+    except Exception:  # noqa: BLE001 - it is not our object
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _default_num_blocks(model: Model, block_size: int) -> int:
