@@ -9,9 +9,10 @@ async def main() -> str:
     """Generate, as the README shows."""
     text = ""
     async with Engine(model="smollm2", journal="sqlite:///refold.db") as engine:
+        messages = [{"role": "user", "content": "Why is the sky blue?"}]
         params = SamplingParams(max_tokens=8, temperature=0)
         try:
-            async for delta in engine.generate("Why is the sky blue?", params, request_id="sky"):
+            async for delta in engine.generate(messages, params, request_id="sky"):
                 text += delta.text
         except Rejected as refusal:
             text = str(refusal)

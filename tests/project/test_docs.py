@@ -1,8 +1,8 @@
 """What the documentation shows is run.
 
 In README.md and docs/, every ```python block runs, and every `$ ` line of a ```console block must exit 0. The blocks of one
-page share an empty folder and run in order, so a page may tell a story. A block that can't be run says why, in a comment
-just above it: <!-- not run: the reason -->
+page share an empty folder and run in order, so a page may tell a story. A comment just above a block says why it can't be
+run, <!-- not run: the reason -->, or that it ends otherwise than with 0, <!-- exit status: -9 --> (minus a signal's number).
 """
 
 import os
@@ -22,15 +22,17 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>python|console)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
 )
 OPT_OUT = re.compile(r"<!-- not run: \S[^>]*-->\s*\Z")
+STATUS = re.compile(r"<!-- exit status: (-?\d+) -->\s*\Z")
 PAGES = tracked("README.md", "docs/*.md")
 
 
 class Block(NamedTuple):
-    """A runnable block: its language, its code, and the line of the page on which it starts."""
+    """A runnable block: its language, its code, the line of the page on which it starts, and how its last command ends."""
 
     language: str
     code: str
     line: int
+    status: int = 0
 
 
 def runnable_blocks(page: str) -> list[Block]:
@@ -39,7 +41,9 @@ def runnable_blocks(page: str) -> list[Block]:
     for match in FENCE.finditer(page):
         if not OPT_OUT.search(page, 0, match.start()):
             body = re.sub(f"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
-            found.append(Block(match["language"], body, page.count("\n", 0, match.start()) + 1))
+            status = STATUS.search(page, 0, match.start())
+            line = page.count("\n", 0, match.start()) + 1
+            found.append(Block(match["language"], body, line, int(status[1]) if status else 0))
     return found
 
 
@@ -56,7 +60,8 @@ def run_block(block: Block, folder: Path, environment: Mapping[str, str]) -> Non
     else:
         orders = [["bash", "-c", command] for command in commands(block.code)]
         assert orders, f"line {block.line}: a console block without a `$ ` line shows nothing that can be run"
-    for order in orders:
+    for number, order in enumerate(orders, 1):
+        expected = block.status if number == len(orders) else 0
         done = subprocess.run(
             order,
             cwd=folder,
@@ -68,7 +73,8 @@ def run_block(block: Block, folder: Path, environment: Mapping[str, str]) -> Non
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        assert done.returncode == 0, f"line {block.line}: exit status {done.returncode}\n{order[-1]}\n{done.stdout}"
+        shown = f"exit status {done.returncode}, not {expected}\n{order[-1]}\n{done.stdout}"
+        assert done.returncode == expected, f"line {block.line}: {shown}"
 
 
 @pytest.fixture
@@ -112,6 +118,11 @@ $ lp paper
    $ refold verify
    ```
 
+<!-- exit status: -9 -->
+```python
+import os
+```
+
 ```json
 {}
 ```
@@ -120,7 +131,11 @@ $ lp paper
 
 def test_blocks_are_found_with_their_lines_and_without_those_that_opt_out() -> None:
     blocks = runnable_blocks(PAGE)
-    assert [(block.language, block.line) for block in blocks] == [("python", 2), ("console", 14)]
+    assert [(block.language, block.line, block.status) for block in blocks] == [
+        ("python", 2, 0),
+        ("console", 14, 0),
+        ("python", 22, -9),
+    ]
     assert commands(blocks[1].code) == ["refold log -n 5", "refold verify"]
 
 
@@ -128,7 +143,15 @@ def test_an_opt_out_needs_a_reason() -> None:
     assert runnable_blocks("<!-- not run: -->\n```python\nx\n```\n")
 
 
-@pytest.mark.parametrize("block", [Block("python", "raise SystemExit(3)", 9), Block("console", "$ exit 3\n", 9)])
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block("python", "raise SystemExit(3)", 9),
+        Block("console", "$ exit 3\n", 9),
+        Block("console", "$ exit 3\n$ exit 4\n", 9, status=4),
+        Block("python", "raise SystemExit(3)", 9, status=-9),
+    ],
+)
 def test_an_example_that_fails_is_reported_with_its_line(
     block: Block, tmp_path: Path, environment: dict[str, str]
 ) -> None:
