@@ -21,7 +21,7 @@ from refold.journal.events import EngineConfig, Event, RequestFinished, RequestS
 from refold.journal.record import EMPTY_HEAD, head_after, seal
 from refold.scheduler.commands import LoseWorker, RecordDigest, ResetCache
 from refold.scheduler.fold import fold
-from refold.scheduler.laws import LawBook
+from refold.scheduler.lawbook import LawBook
 from refold.scheduler.state import State, digest
 from tests.kit.drive import Drive, config
 
