@@ -209,13 +209,17 @@ def settle_current(entries: Sequence[Request], num_tokens: Iterable[int], sampli
         assert request.num_output_placeholders >= 0, request.request_id
 
 
-def settle_drafts(entries: Iterable[Request], num_drafts: Iterable[int], accepted: Iterable[int]) -> None:
-    """Count their drafts: what was rejected was not computed after all."""
-    for request, drafts, kept in zip(entries, num_drafts, accepted, strict=True):
-        assert 0 <= kept <= drafts, (request.request_id, kept, drafts)
-        request.num_output_placeholders -= drafts
-        request.num_computed_tokens -= drafts - kept
-        assert request.num_output_placeholders >= 0, request.request_id
+def settle_drafts(entries: Iterable[Request], num_drafts: Iterable[int], counts: Iterable[int]) -> None:
+    """Count their drafts: what was rejected, or cut off by a stop, was not computed after all.
+
+    `counts` are the tokens kept of each entry, the one behind the last accepted draft included.
+    """
+    for request, drafts, count in zip(entries, num_drafts, counts, strict=True):
+        if drafts:
+            assert 1 <= count <= drafts + 1, (request.request_id, count, drafts)
+            request.num_output_placeholders -= drafts
+            request.num_computed_tokens -= drafts + 1 - count
+            assert request.num_output_placeholders >= 0, request.request_id
 
 
 def settle_stale(request: Request, n: int, deliverable: bool) -> None:

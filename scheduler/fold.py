@@ -288,7 +288,8 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
     sampling = [r for r, count in zip(entries, event.counts, strict=True) if count] if event.counts else entries
     requests.settle_current(entries, num_tokens, sampling)
     if num_drafts:
-        requests.settle_drafts(entries, num_drafts, event.accepted_drafts)
+        requests.settle_drafts(entries, num_drafts, event.counts or [1] * len(entries))
+    if event.counts:
         sampling = [r for r, count in zip(entries, event.counts, strict=True) for _ in range(count)]
     requests.append_tokens(sampling, event.token_ids, _hashed_block_size(state))
     for request in entries if state.encoder.sizes else ():

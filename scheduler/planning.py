@@ -9,8 +9,8 @@ sessions that wait, then the last of those who run gives way. Then, if nobody ha
 those who wait. A request whose deliverable stale output is still in flight is passed over: it would sample a position that
 is about to be filled.
 
-The step that is certain to reach a request's last token is its last: outputs known plus sampling entries in flight
-count against the limit, so no step is wasted at any depth of the window.
+What is in flight counts against a request's limit, drafts as if accepted, so no step is wasted at any depth of the window.
+Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
 from refold.journal.events import Admission, Event
@@ -39,10 +39,10 @@ def _plan_running(plan: Plan) -> None:
     for index, request in enumerate(plan.state.queues.running):
         if index >= plan.num_running or not plan.token_budget:
             return
-        num_known, first = len(request.tokens), request.num_computed_tokens
-        if num_known + request.num_sampling_in_flight >= request.max_total_tokens:
+        end, first = len(request.tokens) + request.num_output_placeholders, request.num_computed_tokens
+        if end >= request.max_total_tokens:
             continue
-        n = wanted = num_known + request.num_output_placeholders - first
+        n = wanted = end - first
         shape = None
         if wanted != 1 or special or request.grammar or request.media:
             shape = shaping.running(plan, request, wanted)

@@ -11,6 +11,7 @@ from refold.journal.events import (
     RequestFinished,
     RequestPreempted,
     Sampling,
+    SessionTurnEnded,
     StepScheduled,
     WorkerLost,
     WorkerStarted,
@@ -149,7 +150,7 @@ class Drive:
         if isinstance(event, StepScheduled):
             self.orders.append(self._order(event))
             self.released = []
-        elif isinstance(event, RequestPreempted | RequestFinished):
+        elif isinstance(event, RequestPreempted | RequestFinished | SessionTurnEnded):
             self.released.append(event.handle)
         elif isinstance(event, WorkerStarted):
             self.worker = SimulatedWorker(self.config)
