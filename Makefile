@@ -16,7 +16,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PACKAGES := engine gpu journal migrations projections scheduler
 ROOTS := $(VENV)/.stamp-python pyproject.toml constraints.txt
 
-SEEDS ?= 200
+SEEDS ?= 1000
 KILLS ?= 200
 TESTARGS ?=
 JOBS ?= 2
@@ -99,7 +99,7 @@ bench: $(VENV)/.stamp-run  ## microseconds per decode step, folds per second
 	@$(BIN)/python benchmarks/step.py
 
 simulate: $(VENV)/.stamp-dev  ## SEEDS random histories on the simulated worker, every law checked after every event
-	@REFOLD_SEEDS=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) -m simulate $(TESTARGS)
+	@$(BIN)/python -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS)
 
 crash: $(VENV)/.stamp-dev  ## KILLS engines killed with SIGKILL at random instants; nothing lost, nothing twice
 	@REFOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m crash $(TESTARGS)

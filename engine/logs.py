@@ -16,7 +16,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
@@ -59,15 +60,28 @@ def configure_logging(json: bool | None = None, level: str = DEFAULT_LEVEL) -> N
 
 
 def get_logger(**bound: object) -> FilteringBoundLogger:
-    """A logger of refold's with `bound` on each of its lines. Call it when an object is made, not at import."""
-    logger: FilteringBoundLogger
-    if structlog.is_configured():
-        logger = structlog.get_logger("refold")
-    else:
-        arguments = _pipeline(None, DEFAULT_LEVEL)
-        arguments.pop("logger_factory")
-        logger = structlog.wrap_logger(StderrLogger(), **arguments)
-    return logger.bind(logger="refold", **bound)
+    """A logger of refold's with `bound` on each of its lines. Which pipeline it uses is decided at every line."""
+    return cast("FilteringBoundLogger", BorrowedLogger(bound))
+
+
+class BorrowedLogger:
+    """Stands in for the logger that is right at the moment: the host's, or our private one."""
+
+    __slots__ = ("_bound",)
+
+    def __init__(self, bound: dict[str, object]) -> None:
+        self._bound = bound
+
+    def __getattr__(self, name: str) -> Any:
+        logger = structlog.get_logger("refold") if structlog.is_configured() else _private_logger()
+        return getattr(logger.bind(logger="refold", **self._bound), name)
+
+
+@cache
+def _private_logger() -> Any:
+    arguments = _pipeline(None, DEFAULT_LEVEL)
+    arguments.pop("logger_factory")
+    return structlog.wrap_logger(StderrLogger(), **arguments)
 
 
 def _pipeline(json: bool | None, level: str) -> dict[str, Any]:
@@ -103,4 +117,4 @@ def _text_end() -> list[Processor]:
 
 
 def _on_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()

@@ -73,6 +73,22 @@ def test_a_host_that_configured_structlog_keeps_its_own() -> None:
     assert done.stderr == ""
 
 
+def test_a_logger_made_at_import_follows_a_host_that_configures_later() -> None:
+    done = run(
+        """
+        log = get_logger(request="a1")
+        lines = []
+        def keep(logger, name, fields):
+            lines.append((fields["event"], fields["request"]))
+            raise structlog.DropEvent
+        structlog.configure(processors=[keep])
+        log.debug("to the host")
+        print(lines)
+        """
+    )
+    assert (done.stdout, done.stderr) == ("[('to the host', 'a1')]\n", "")
+
+
 def test_a_traceback_shows_no_local_variables() -> None:
     for as_json in (True, False):
         done = run(

@@ -231,6 +231,23 @@ def test_a_live_sqlite_journal_verifies_at_any_moment(tmp_path):
     assert verify_stream(reader).position == end == durable[-1]
 
 
+def test_a_busy_writer_keeps_the_wal_small(tmp_path):
+    path = tmp_path / "journal.db"
+    migrations.ensure(str(path))
+    store = SqlStore(str(path))
+    writer = written(store)
+    largest = 0
+    for number in range(300):
+        writer.append(event(number, cause="x" * 100_000), 1)
+        if number % 10 == 9:
+            writer.flush()
+            largest = max(largest, path.with_name("journal.db-wal").stat().st_size)
+    writer.close()
+    store.close()
+    assert path.stat().st_size > 30_000_000
+    assert largest < 16_000_000
+
+
 def test_an_idle_writer_empties_the_wal(tmp_path):
     path = tmp_path / "journal.db"
     migrations.ensure(str(path))

@@ -1,0 +1,165 @@
+"""Writes docs/reference/events.md from the vocabulary: `python docs/generate_events.py`.
+
+Types, defaults and the text of each event come from `journal/events.py`; what a field means is said here, once per name
+and again only where an event means something of its own by it. A field without a meaning is an error, so that nobody adds
+one unexplained.
+"""
+
+import inspect
+import sys
+import types
+import typing
+from pathlib import Path
+
+import msgspec
+
+from refold.journal import events
+
+PAGE = Path(__file__).parent / "reference" / "events.md"
+
+HEAD = """<!-- Written by docs/generate_events.py from journal/events.py: edit those. -->
+
+# Events
+
+Schema version {version}. A record of the journal holds a JSON array of events; each is an object whose `type` is one of the
+names below. Unknown fields and types are refused.
+
+{theory}
+
+"""
+
+NESTED = (events.EngineConfig, events.Sampling, events.Admission, events.BlockAllocation)
+
+MEANINGS = {
+    "admissions": "the requests that enter the running batch with this step",
+    "admit_full_sequence": "admit a request only if all its known tokens fit, not just its first chunk",
+    "allocations": "blocks newly owned by entries of this step",
+    "arrival_ns": "wall clock at arrival, nanoseconds since 1970",
+    "block_ids": "the blocks, in the order in which they join the block table",
+    "block_size": "tokens per KV block",
+    "cache_salt": "prefixes are shared only among requests with the same salt",
+    "cause": "who or what asked",
+    "chunk_entries": "entries that end before the request's last known position and sample nothing",
+    "config": "all that decisions depend on",
+    "counts": "tokens that came back, per entry",
+    "OutputDelivered.counts": "tokens that came back, per entry; empty means one each",
+    "delivered": "per entry: handed out (`true`) or thrown away (`false`)",
+    "digest": "SHA-256 of the folded state just before this event, in hexadecimal",
+    "enable_prefix_caching": "share the KV blocks of equal prefixes",
+    "engine_epoch": "which life of the engine; each one that opens the journal takes the next number",
+    "entry": "index of the entry in the step's columns",
+    "environment": "what the worker's numbers depend on: device, versions, threads",
+    "eos_token_ids": "tokens that end a sequence, unless the request ignores them",
+    "epoch": "the epoch that the request runs in from here",
+    "evicted_block_ids": "blocks whose cached content was given up for this step's allocations",
+    "first_output_indices": "output index of each entry's first token",
+    "StaleOutputConsumed.first_output_indices": "output index of each entry's first delivered token; -1 where none was",
+    "first_positions": "per entry: position in the request of the first token computed",
+    "for_handle": "the request that needed the blocks",
+    "free_blocks": "blocks that were free then",
+    "generation": "which worker, counted from 1",
+    "handle": "the request",
+    "handles": "the requests, one per entry, in batch order",
+    "WorkerLost.handles": "the requests that had work in flight or blocks",
+    "hit_block_ids": "cached blocks that it shares: the tokens in them are not computed again",
+    "ignore_eos": "go on after an end-of-sequence token",
+    "kind": "what sort of worker",
+    "long_prefill_token_threshold": "most prompt tokens of one request in a step; 0 for no cap",
+    "max_in_flight_steps": "steps scheduled ahead of the worker's answer; 1 is synchronous scheduling",
+    "max_model_len": "most tokens of a request, prompt and output together",
+    "max_num_batched_tokens": "most tokens computed in a step",
+    "max_num_seqs": "most requests that run at once",
+    "max_tokens": "most output tokens",
+    "message": "what went wrong, for people",
+    "min_tokens": "output tokens before which no token ends the request",
+    "model": "its name, file or folder",
+    "model_fingerprint": "digest of its weights and configuration",
+    "needed_blocks": "blocks that were needed",
+    "num_blocks": "KV blocks in the pool",
+    "num_computed_tokens": "tokens whose keys and values were lost with the blocks",
+    "num_output_tokens": "tokens delivered in all",
+    "num_stale_output_tokens": "scheduled tokens, still in flight, that are stale from now on",
+    "num_tokens": "per entry: tokens to compute",
+    "StaleOutputConsumed.num_tokens": "per entry: tokens that leave the stale counter",
+    "policy": "order of the waiting queue",
+    "priority": "smaller runs first, under the policy `priority`",
+    "prompt_token_ids": "the prompt",
+    "reason": "why",
+    "refold_version": "the version that wrote what follows",
+    "released_block_ids": "the blocks that it gave back",
+    "request_id": "the client's name for it; written nowhere else",
+    "reset_running": "whether running requests were preempted for it",
+    "root_seed": "seeds of requests that bring none are drawn from it",
+    "sampling": "how its tokens are chosen",
+    "seed": "seed of the sampling noise",
+    "stale_policy": "what happens to stale tokens when they come back",
+    "step": "number of the step",
+    "steps": "the steps in flight that went with it",
+    "stop_token_id": "the token that ended it, if one did",
+    "stop_token_ids": "tokens that end the request with reason `stop`",
+    "temperature": "0 is greedy",
+    "token_ids": "the tokens of all entries, one after the other",
+    "top_k": "choose among the k likeliest tokens; 0 for no limit",
+    "top_p": "choose among the likeliest tokens that together have this probability",
+    "vocab_size": "token ids run from 0 to one less",
+    "watermark_blocks": "blocks kept free at admission while something runs",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    module_text = inspect.cleandoc(events.__doc__ or "").partition("\n\n")[2]
+    parts = [HEAD.format(version=events.SCHEMA_VERSION, theory=module_text)]
+    parts += [_section(event, "##") for event in events.EVENT_TYPES]
+    parts += ["## Parts of events\n\n", *(_section(part, "###") for part in NESTED)]
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def meaning(struct: str, field: str) -> str:
+    """What a field says.
+
+    Raises:
+        KeyError: nobody has written that down yet.
+    """
+    own = MEANINGS.get(f"{struct}.{field}") or MEANINGS.get(field)
+    if own is None:
+        raise KeyError(f"{struct}.{field} has no meaning: add it to MEANINGS in docs/generate_events.py")
+    return own
+
+
+def _section(struct: type[msgspec.Struct], mark: str) -> str:
+    rows = [
+        f"| `{field.name}` | {_json_type(field.type)} | {_default(field)} | {meaning(struct.__name__, field.name)} |"
+        for field in msgspec.structs.fields(struct)
+    ]
+    table = ["| field | type | default | meaning |", "|---|---|---|---|", *rows]
+    return f"{mark} {struct.__name__}\n\n{inspect.getdoc(struct)}\n\n" + "\n".join(table) + "\n\n"
+
+
+def _json_type(kind: typing.Any) -> str:
+    plain = {int: "integer", str: "string", bool: "boolean", float: "number", type(None): "null"}
+    if kind in plain:
+        return plain[kind]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(f'`"{value}"`' for value in arguments)
+    if origin in (list, tuple):
+        return f"array of {_json_type(arguments[0])}"
+    if origin is dict:
+        return f"object of {_json_type(arguments[1])}"
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_json_type(argument) for argument in arguments)
+    assert issubclass(kind, msgspec.Struct), kind
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # type: ignore[operator]
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE}\n")

@@ -1,0 +1,143 @@
+"""The group of verbs: loads a verb when it is called, and turns every error into one line, one hint and an exit status."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from refold.engine.cli.failures import report
+
+EPILOG = """\b
+Examples:
+  refold demo                          kill an engine half way, and watch nothing get lost
+  refold run "Why is the sky blue?"    generate, and keep the journal in ./refold.db
+  refold log -n 20                     the last 20 events, in words
+  refold request req-1                 the life of one request
+  refold verify                        is the journal whole, were the laws kept?
+
+A verb that reads takes the journal as its last argument; without one it takes $REFOLD_JOURNAL, else ./refold.db.
+
+\b
+Exit status: 0 fine, 1 violated or not found, 2 usage or rejected input, 3 journal unreadable, damaged or foreign,
+4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 130 interrupted."""
+
+
+class Verb(NamedTuple):
+    """Where a verb lives, and what `refold --help` says of it."""
+
+    module: str
+    summary: str
+
+
+VERBS = {
+    "run": Verb("run", "Generate text for prompts; keep the journal."),
+    "log": Verb("log", "List the events, in words or as JSON."),
+    "show": Verb("show", "Show the engine's state at a position."),
+    "request": Verb("request", "Tell the life of one request."),
+    "verify": Verb("verify", "Check the hash chain, the laws and the digests."),
+    "migrate": Verb("migrate", "Create or upgrade a journal's tables."),
+    "demo": Verb("demo", "Kill an engine half way, recover, and prove that nothing was lost."),
+}
+
+
+class Settings:
+    """What holds for one run of the command."""
+
+    __slots__ = ("debug",)
+
+    def __init__(self) -> None:
+        self.debug = os.environ.get("REFOLD_DEBUG", "") not in {"", "0"}
+
+
+class VerbGroup(click.Group):
+    """A group whose verbs are modules of this package, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """The verbs, in the order in which one meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a verb."""
+        if cmd_name not in VERBS:
+            return None
+        command = import_module(f"refold.engine.cli.{VERBS[cmd_name].module}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the verb, or say which one is close."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, VERBS, n=1)
+            guess = f"; did you mean `refold {close[0]}`?" if close else f"; the verbs are {', '.join(VERBS)}"
+            raise click.UsageError(f"no verb {name!r}{guess}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the verbs without importing one."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.summary) for name, verb in VERBS.items()])
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run the command line and exit; the only place that turns an error into an exit status."""
+        self._main_shell_completion(extra, prog_name or "refold", None)
+        settings = Settings()
+        status = 0
+        try:
+            with self.make_context(
+                prog_name or "refold", list(sys.argv[1:] if args is None else args), obj=settings
+            ) as ctx:
+                self.invoke(ctx)
+            sys.stdout.flush()
+        except click.exceptions.Exit as error:
+            status = error.exit_code
+        except BaseException as error:  # noqa: BLE001 - the last frame: nothing may pass it as a traceback
+            status = report(error, debug=settings.debug)
+        sys.exit(status)
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if not value:
+        return
+    import platform
+    import sqlite3
+
+    from refold import __version__
+
+    click.echo(f"refold {__version__} (Python {platform.python_version()}, SQLite {sqlite3.sqlite_version})")
+    ctx.exit()
+
+
+def _set_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if value:
+        ctx.obj.debug = True
+
+
+def debug_option(function: Any) -> Any:
+    """`--debug`, for the group and for each verb."""
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_set_debug,
+        help="Show the traceback of an error ($REFOLD_DEBUG=1 does too).",
+    )(function)
+
+
+@click.group(
+    cls=VerbGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show versions and exit."
+)
+@debug_option
+def app() -> None:
+    """An LLM inference engine that keeps a journal: run it, and replay it."""

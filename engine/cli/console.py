@@ -1,0 +1,120 @@
+"""What the verbs share: options, colours, tables, times."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from refold.engine.cli.app import debug_option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from refold.journal.store import JournalReader
+
+DEFAULT_JOURNAL = "refold.db"
+
+
+def journal_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`[JOURNAL]`, last."""
+    return click.argument("journal", envvar="REFOLD_JOURNAL", default=DEFAULT_JOURNAL, metavar="[JOURNAL]")(function)
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object per line (NDJSON).")(function)
+
+
+def verb(name: str, epilog: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """A verb of the command line: `--help`, `--debug`, and its examples."""
+
+    def wrap(function: Callable[..., Any]) -> click.Command:
+        settings = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+        return click.command(name, epilog="\b\n" + epilog, context_settings=settings)(debug_option(function))
+
+    return wrap
+
+
+@contextmanager
+def reading(journal: str) -> "Iterator[JournalReader]":
+    """Open a journal for reading.
+
+    Raises:
+        Complaint: there is none.
+        JournalError: it can't be read.
+    """
+    from refold.engine.cli.failures import UNREADABLE, Complaint
+    from refold.journal.errors import NotFound
+    from refold.journal.stores import open_reader
+
+    try:
+        reader = open_reader(journal)
+    except NotFound as error:
+        hint = "`refold run` and `refold demo` make one; the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db"
+        raise Complaint(str(error), hint, UNREADABLE) from error
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def write(line: str) -> None:
+    """One line of data."""
+    sys.stdout.write(line + "\n")
+
+
+def write_json(value: object) -> None:
+    """One JSON object on a line."""
+    import msgspec
+
+    write(msgspec.json.encode(value).decode())
+
+
+def note(line: str) -> None:
+    """One line for the reader at the terminal, not for the next program."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def colour_on(stream: TextIO) -> bool:
+    """Whether to write colours: on a terminal that can, unless $NO_COLOR; $FORCE_COLOR beats all."""
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def painter(stream: TextIO) -> Callable[..., str]:
+    """`click.style`, or the same without effect."""
+    return click.style if colour_on(stream) else lambda text, **_: str(text)
+
+
+def rich_console(stream: TextIO) -> "Console":
+    """A rich console that wraps on terminals only: a program that reads us gets whole lines."""
+    from rich.console import Console
+
+    width = None if stream.isatty() else 10_000
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
+
+
+def clock(time_ns: int) -> str:
+    """A record's time, UTC, to the millisecond. A time that no calendar has is shown as it is."""
+    try:
+        moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ns} ns"
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns // 1_000_000 % 1000:03d}Z"
+
+
+def duration(nanoseconds: int) -> str:
+    """`812 µs`, `12.3 ms`, `4.56 s`."""
+    if nanoseconds < 1_000_000:
+        return f"{nanoseconds / 1e3:.0f} µs"
+    if nanoseconds < 1_000_000_000:
+        return f"{nanoseconds / 1e6:.1f} ms"
+    return f"{nanoseconds / 1e9:.2f} s"

@@ -1,0 +1,126 @@
+"""Failures: an exception becomes one line, one hint and an exit status."""
+
+import contextlib
+import os
+import sys
+from typing import NamedTuple
+
+import click
+
+from refold.engine.history.plain import safe
+from refold.journal.errors import (
+    Fenced,
+    InvariantViolation,
+    JournalCorrupt,
+    JournalError,
+    JournalOwned,
+    PositionConflict,
+    Rejected,
+    SchemaTooNew,
+    WorkerLost,
+)
+
+NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 5, 70, 130, 141
+
+_SQLITE_BUSY_OR_LOCKED = {5, 6}
+
+
+class Complaint(Exception):
+    """An error that the command line found: the line, the hint and the exit status."""
+
+    def __init__(self, line: str, hint: str, status: int = USAGE) -> None:
+        super().__init__(line)
+        self.hint = hint
+        self.status = status
+
+
+class _Blame(NamedTuple):
+    status: int
+    hint: str
+
+
+# The first match counts: subclasses before their parents.
+_BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
+    (JournalOwned, _Blame(OWNED, "`refold log`, `show`, `request` and `verify` read a journal while its engine runs")),
+    (Fenced, _Blame(OWNED, "another engine has this journal now; what it says is what holds")),
+    (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
+    (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
+    (JournalCorrupt, _Blame(UNREADABLE, "`refold verify` says where the damage starts; `refold log` reads up to it")),
+    (JournalError, _Blame(UNREADABLE, "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db")),
+    (Rejected, _Blame(USAGE, "nothing was started for it; correct the value and try again")),
+    (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),
+    (InvariantViolation, _Blame(BUG, "this is a bug of refold: `refold verify` on the journal reproduces it")),
+)
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Say on stderr what went wrong; returns the exit status."""
+    if isinstance(error, BrokenPipeError):
+        _silence_stdout()
+        return PIPE_CLOSED
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    line, hint, status = explain(error)
+    with contextlib.suppress(OSError, ValueError):
+        if line:
+            sys.stderr.write(f"refold: {_one_line(line)}\n")
+        if hint:
+            sys.stderr.write(f"  hint: {_one_line(hint)}\n")
+        sys.stderr.flush()
+    return status
+
+
+def explain(error: BaseException) -> tuple[str, str, int]:
+    """The line, the hint and the exit status of an error."""
+    if isinstance(error, Complaint):
+        return str(error), error.hint, error.status
+    if isinstance(error, click.ClickException):
+        return _explain_usage(error)
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "interrupted", "", INTERRUPTED
+    if isinstance(error, SystemExit):
+        return "", "", error.code if isinstance(error.code, int) else BUG
+    for kind, blame in _BLAMES:
+        if isinstance(error, kind):
+            if blame.status == UNREADABLE and _is_locked(error):
+                return str(error), "wait for the other program, or stop it", OWNED
+            return str(error), blame.hint, blame.status
+    if isinstance(error, MemoryError):
+        return "out of memory", "ask for fewer blocks or shorter prompts", BUG
+    what = f"{type(error).__name__}: {error}"
+    return (
+        f"a bug of refold: {what}",
+        "run it again with --debug for the traceback, and report it with the journal",
+        BUG,
+    )
+
+
+def _explain_usage(error: click.ClickException) -> tuple[str, str, int]:
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx is not None else "refold"
+    message = error.format_message()
+    return message[:1].lower() + message[1:], f"`{path} --help` shows the options and examples", USAGE
+
+
+def _is_locked(error: BaseException) -> bool:
+    """Whether SQLite said that somebody else holds a lock, at any place in the chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        for candidate in (cause, getattr(cause, "orig", None)):
+            code = getattr(candidate, "sqlite_errorcode", None)
+            if isinstance(code, int) and code & 0xFF in _SQLITE_BUSY_OR_LOCKED:
+                return True
+        cause = cause.__cause__
+    return False
+
+
+def _one_line(text: str) -> str:
+    return safe(" ".join(text.split()))
+
+
+def _silence_stdout() -> None:
+    """Nobody reads stdout any more: let the interpreter's last flush go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

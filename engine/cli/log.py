@@ -1,0 +1,226 @@
+"""`refold log`: one line per event."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import click
+import msgspec
+
+from refold.engine.cli.console import clock, journal_argument, json_option, painter, reading, verb, write
+from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.history.plain import listed
+from refold.engine.history.relations import Names, handles_of, steps_of
+from refold.engine.history.words import sentence
+from refold.journal.codec import decode
+from refold.journal.events import EVENT_TYPES, Event, RequestSubmitted, StateDigest
+from refold.journal.record import Record
+from refold.journal.store import JournalReader
+
+EXAMPLES = """Examples:
+  refold log                                     every event of ./refold.db
+  refold log -n 20 --follow                      the last 20, then what happens next
+  refold log --request req-1 run.db              what happened to one request
+  refold log --kind RequestPreempted,WorkerLost
+  refold log --json | jq 'select(.event.type == "RequestFinished")'"""
+
+_POLL_S = 0.2
+_MARK = b'"RequestSubmitted"'
+_COLOURS = {
+    "EngineOpened": "cyan",
+    "EngineClosed": "cyan",
+    "WorkerStarted": "cyan",
+    "WorkerLost": "red",
+    "RequestSubmitted": "blue",
+    "RequestPreempted": "yellow",
+    "StaleOutputConsumed": "magenta",
+    "RequestFinished": "green",
+    "RequestAborted": "red",
+    "CacheReset": "red",
+}
+
+
+class Line(NamedTuple):
+    """One event with its place: the record, and which of its events it is."""
+
+    record: Record
+    which: int
+    event: Event
+
+
+class Wanted(NamedTuple):
+    """What the reader asked for; None asks for everything."""
+
+    request_id: str | None
+    step: int | None
+    kinds: frozenset[str] | None
+
+
+@verb("log", EXAMPLES)
+@click.option("--request", "request_id", metavar="ID", help="Only what names this request.")
+@click.option("--step", type=click.IntRange(0), help="Only what a step did.")
+@click.option("--kind", multiple=True, metavar="KIND[,KIND]", help="Only these kinds of event.")
+@click.option("--since", type=click.IntRange(0), default=0, metavar="POS", help="From this position on.")
+@click.option("--until", type=click.IntRange(0), metavar="POS", help="Up to this position, included.")
+@click.option("-n", "--limit", type=click.IntRange(0), metavar="N", help="Only the last N of these.")
+@click.option("--reverse", is_flag=True, help="The newest first.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for more, until interrupted.")
+@json_option
+@journal_argument
+def command(
+    request_id: str | None,
+    step: int | None,
+    kind: tuple[str, ...],
+    since: int,
+    until: int | None,
+    limit: int | None,
+    reverse: bool,
+    follow: bool,
+    as_json: bool,
+    journal: str,
+) -> None:
+    """List the events of a journal: position, time (UTC), engine epoch, and what happened.
+
+    With --json: the events as they are recorded, each with its position, its index within the record, and its time.
+    """
+    if follow and (reverse or until is not None):
+        raise click.UsageError(
+            "--follow goes on for ever: leave out --reverse and --until", click.get_current_context()
+        )
+    wanted = Wanted(request_id, step, _kinds(kind))
+    stop = None if until is None else until + 1
+    names = Names()
+    show = _json_line if as_json else _words_line(names)
+    with reading(journal) as reader:
+        if follow:
+            stop = reader.head().position
+        lines = _lines(reader, names, wanted, since, stop)
+        if not (reverse or follow) and limit is None:
+            found = _print(lines, show)
+        else:
+            found = _print_last(lines, show, limit, reverse)
+        if stop is not None and follow:
+            _follow(reader, names, wanted, since, stop, show)
+    if not found and request_id is not None and names.handle_of(request_id) is None:
+        raise unknown_request(request_id, names)
+
+
+def unknown_request(request_id: str, names: Names) -> Complaint:
+    """The complaint about an id that the journal doesn't have."""
+    similar = names.similar(request_id)
+    hint = f"it has {listed([repr(s) for s in similar])}" if similar else "it has no request at all"
+    return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
+
+
+def _kinds(given: tuple[str, ...]) -> frozenset[str] | None:
+    known = {kind.__name__.lower(): kind.__name__ for kind in EVENT_TYPES}
+    names = [part.strip() for text in given for part in text.split(",") if part.strip()]
+    for name in names:
+        if name.lower() not in known:
+            raise Complaint(f"no kind of event is named {name!r}", f"the kinds are {', '.join(known.values())}")
+    return frozenset(known[name.lower()] for name in names) or None
+
+
+def _lines(
+    reader: JournalReader, names: Names, wanted: Wanted, since: int, stop: int | None, start: int = 0
+) -> Iterator[Line]:
+    """The wanted events from position `since` on. What lies before is only searched for the names of requests."""
+    for record in reader.read(start=start, stop=stop):
+        before = record.position < since
+        if before and _MARK not in record.body:
+            continue
+        events = decode(record)
+        if _MARK in record.body:
+            for event in events:
+                if type(event) is RequestSubmitted:
+                    names.observe(event)
+        if before:
+            continue
+        for index in _choose(events, names, wanted):
+            yield Line(record, index, events[index])
+
+
+def _choose(events: list[Event], names: Names, wanted: Wanted) -> list[int]:
+    """The indices of the wanted events of one record. A step's record is its decision: it counts as a whole."""
+    request_id, step, kinds = wanted
+    if step is not None and not any(step in steps_of(event) for event in events):
+        return []
+    chosen = list(range(len(events)))
+    if kinds is not None:
+        chosen = [i for i in chosen if type(events[i]).__name__ in kinds]
+    if request_id is not None:
+        handle = names.handle_of(request_id)
+        chosen = [] if handle is None else [i for i in chosen if handle in handles_of(events[i])]
+    return chosen
+
+
+def _print(lines: Iterator[Line], show: Callable[[Line], str]) -> bool:
+    found = False
+    for line in lines:
+        found = True
+        write(show(line))
+    return found
+
+
+def _print_last(lines: Iterator[Line], show: Callable[[Line], str], limit: int | None, reverse: bool) -> bool:
+    """Print the last lines in either order. They are put into words as they come: names may change hands later."""
+    kept = deque(((show(line)) for line in lines), maxlen=limit)
+    for text in reversed(kept) if reverse else kept:
+        write(text)
+    return bool(kept)
+
+
+def _follow(
+    reader: JournalReader, names: Names, wanted: Wanted, since: int, start: int, show: Callable[[Line], str]
+) -> None:
+    """Print what is appended from position `start` on, until interrupted."""
+    while True:
+        sys.stdout.flush()
+        time.sleep(_POLL_S)
+        head = reader.head().position
+        if head > start:
+            _print(_lines(reader, names, wanted, since, head, start), show)
+            start = head
+
+
+class _LogLine(msgspec.Struct):
+    schema: str
+    position: int
+    index: int
+    time_ns: int
+    engine_epoch: int
+    schema_version: int
+    event: Event
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _json_line(line: Line) -> str:
+    record = line.record
+    row = _LogLine(
+        "refold.log/1",
+        record.position,
+        line.which,
+        record.time_ns,
+        record.engine_epoch,
+        record.schema_version,
+        line.event,
+    )
+    return _encode(row).decode()
+
+
+def _words_line(names: Names) -> Callable[[Line], str]:
+    paint = painter(sys.stdout)
+
+    def show(line: Line) -> str:
+        record, _, event = line
+        words = sentence(event, names)
+        colour = _COLOURS.get(type(event).__name__)
+        where = f"{record.position:>7}  {clock(record.time_ns)}  e{record.engine_epoch}"
+        dim = type(event) is StateDigest
+        return f"{paint(where, dim=True)}  {paint(words, fg=colour, dim=dim) if colour or dim else words}"
+
+    return show

@@ -1,0 +1,48 @@
+"""`refold migrate`: a journal's tables."""
+
+import click
+
+from refold.engine.cli.console import journal_argument, json_option, reading, verb, write, write_json
+from refold.engine.cli.failures import NOT_SO, Complaint
+
+EXAMPLES = """Examples:
+  refold migrate             create or upgrade ./refold.db; a journal that is current stays as it is
+  refold migrate --check     exit status 1 if it needs an upgrade"""
+
+
+@verb("migrate", EXAMPLES)
+@click.option("--check", is_flag=True, help="Change nothing; exit status 1 if there is something to upgrade.")
+@json_option
+@journal_argument
+def command(check: bool, as_json: bool, journal: str) -> None:
+    """Create a journal's tables, or bring them to those of this refold. All or nothing; records are never changed.
+
+    `refold run` and the engine do this themselves when they open a journal.
+    """
+    from refold import migrations
+
+    if check:
+        current = migrations.is_current(journal)
+        if not current:
+            _refuse_absent(journal)
+            raise Complaint(f"{journal} needs an upgrade", f"`refold migrate {journal}` upgrades it", NOT_SO)
+        outcome = "current"
+    else:
+        outcome = "upgraded" if migrations.ensure(journal) else "current"
+    if as_json:
+        write_json({"schema": "refold.migrate/1", "outcome": outcome, "revision": migrations.current(journal)})
+    elif outcome == "upgraded":
+        write(f"{journal} has today's tables now")
+    else:
+        write(f"{journal} is current")
+
+
+def _refuse_absent(journal: str) -> None:
+    """An absent file needs no upgrade, it needs to exist."""
+    from pathlib import Path
+
+    from refold.journal.stores.location import sqlite_path
+
+    if not Path(sqlite_path(journal)).exists():
+        with reading(journal):
+            pass

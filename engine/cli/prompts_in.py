@@ -1,0 +1,110 @@
+"""Prompts from the command line, a file or stdin, before any engine is opened.
+
+A file (or stdin) has one prompt per line. A line that starts with `{` is a JSON object:
+
+    {"prompt": "Why is the sky blue?", "sampling": {"max_tokens": 20, "temperature": 0.7}}
+    {"messages": [{"role": "user", "content": "Hello"}], "request_id": "hello-1", "priority": 1}
+    {"prompt": [1, 2, 3]}
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from refold.engine.cli.failures import Complaint
+from refold.engine.config import SamplingParams
+from refold.journal.errors import Rejected
+
+STDIN = "-"
+MAX_LINE_BYTES = 64 << 20
+
+
+class Asked(msgspec.Struct):
+    """One prompt as it was asked for. `place` says where it stands, for messages."""
+
+    place: str
+    prompt: str | list[int] | list[dict[str, Any]]
+    sampling: SamplingParams
+    request_id: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: str | list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    sampling: dict[str, Any] = {}
+    request_id: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+
+def read_prompts(arguments: Sequence[str], file: str | None, sampling: dict[str, Any]) -> list[Asked]:
+    """All prompts, in the order given: arguments first, then the file.
+
+    Args:
+        arguments: texts; `-` stands for the lines of stdin.
+        file: a path, or `-` for stdin.
+        sampling: what the options say, for every prompt that doesn't say otherwise.
+
+    Raises:
+        Complaint: a file can't be read, or isn't UTF-8, or a line isn't what it should be.
+        Rejected: the options are no sampling parameters.
+    """
+    common = SamplingParams(**sampling)
+    asked: list[Asked] = []
+    for number, text in enumerate(arguments, start=1):
+        if text == STDIN:
+            asked += _from_bytes(sys.stdin.buffer.read(), "stdin", sampling, common)
+        else:
+            asked.append(Asked(f"prompt {number}", text, common))
+    if file == STDIN:
+        asked += _from_bytes(sys.stdin.buffer.read(), "stdin", sampling, common)
+    elif file is not None:
+        asked += _from_bytes(_contents(file), file, sampling, common)
+    return asked
+
+
+def _contents(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Complaint(f"cannot read {file}: {reason}", "--file takes a file of prompts, one per line") from error
+
+
+def _from_bytes(data: bytes, source: str, sampling: dict[str, Any], common: SamplingParams) -> list[Asked]:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data[: error.start].count(b"\n") + 1
+        what = f"{source} is not UTF-8: byte 0x{data[error.start]:02x} in line {number}"
+        raise Complaint(what, "convert it, for example with `iconv -t utf-8`") from error
+    asked = []
+    for number, ended in enumerate(text.split("\n"), start=1):
+        place, line = f"{source} line {number}", ended.removesuffix("\r")
+        if line.startswith("{"):
+            asked.append(_from_json(line, place, sampling))
+        elif line.strip():
+            asked.append(Asked(place, line, common))
+    return asked
+
+
+def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
+    try:
+        given = msgspec.json.decode(line, type=_Line)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        hint = 'a line that starts with { is JSON: {"prompt": "...", "sampling": {"max_tokens": 20}} or {"messages": [...]}'
+        raise Complaint(f"{place}: {error}", hint) from error
+    if (given.prompt is None) == (given.messages is None):
+        raise Complaint(f"{place}: it has both or neither of prompt and messages", "give one of them")
+    try:
+        params = SamplingParams(**{**sampling, **given.sampling})
+    except (Rejected, TypeError) as error:
+        raise Complaint(f"{place}: {error}", "nothing was started; correct the line and try again") from error
+    prompt = given.messages if given.prompt is None else given.prompt
+    assert prompt is not None
+    return Asked(place, prompt, params, given.request_id, given.priority, given.cache_salt)

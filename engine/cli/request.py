@@ -1,0 +1,208 @@
+"""`refold request`: the life of one request."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import msgspec
+
+from refold.engine.cli.console import (
+    clock,
+    duration,
+    journal_argument,
+    json_option,
+    note,
+    painter,
+    reading,
+    verb,
+    write,
+    write_json,
+)
+from refold.engine.cli.log import unknown_request
+from refold.engine.history.life import Life, LifeStory
+from refold.engine.history.plain import count, safe, safe_text
+from refold.engine.history.replay import replay
+from refold.engine.history.words import sampling_in_words
+from refold.journal.errors import InvariantViolation, JournalCorrupt, RefoldError
+from refold.journal.store import JournalReader
+
+EXAMPLES = """Examples:
+  refold request req-1                 the life of req-1 in ./refold.db
+  refold request req-1 run.db --json   the same as data
+  refold log --request req-1           every event that names it"""
+
+
+@verb("request", EXAMPLES)
+@click.argument("request_id", metavar="ID")
+@json_option
+@journal_argument
+def command(request_id: str, as_json: bool, journal: str) -> None:
+    """Tell the life of a request, from its submission to its end.
+
+    When it was admitted, what preempted it and for whom, what became of its tokens in flight, and how long everything
+    took. The request may have outlived its engine.
+    """
+    story = LifeStory(request_id)
+    with reading(journal) as reader:
+        broken = _follow(story, reader)
+    if story.life is None:
+        raise broken or unknown_request(request_id, story.names)
+    text = text_of(story.life)
+    if as_json:
+        write_json({"schema": "refold.request/1", **msgspec.to_builtins(story.life), "text": text})
+    else:
+        _tell(story, text)
+    if broken is not None:
+        note("refold: what follows in the journal can't be read; this is what came before")
+        raise broken
+
+
+def _follow(story: LifeStory, reader: JournalReader) -> RefoldError | None:
+    """Follow the journal as far as it can be read; the error that ended it early, if one did."""
+    try:
+        for record, events, _ in replay(reader):
+            story.observe(record, events)
+    except (JournalCorrupt, InvariantViolation) as error:
+        return error
+    return None
+
+
+def text_of(life: Life) -> str | None:
+    """The output as text, where the model's tokenizer is at hand; None where it isn't (its files, or its packages)."""
+    from refold.engine.models import find_model
+
+    try:
+        detokenizer = find_model(life.model).load_text().detokenizer([])
+        return detokenizer.push(life.output_token_ids) + detokenizer.flush()
+    except (ImportError, OSError, RefoldError):
+        return None
+
+
+def _tell(story: LifeStory, text: str | None) -> None:
+    life = story.life
+    assert life is not None
+    paint = painter(sys.stdout)
+    write(paint(f"{safe(life.request_id)}: {_summary(life)}", bold=True))
+    write(
+        f"{count(life.num_prompt_tokens, 'prompt token')}, up to {life.sampling.max_tokens} more; "
+        f"{sampling_in_words(life.sampling)}; model {safe(life.model)}"
+    )
+    if story.num_namesakes:
+        write(f"{count(story.num_namesakes, 'earlier request')} had the same id; this is the last one")
+    write("")
+    for moment in life.moments:
+        where = f"{moment.position:>7}  {clock(moment.time_ns)}  e{moment.engine_epoch}"
+        colour = _COLOURS.get(moment.kind)
+        words = _WORDS[moment.kind](moment.facts)
+        write(f"{paint(where, dim=True)}  {paint(words, fg=colour) if colour else words}")
+    write("")
+    for line in _latencies(life):
+        write(line)
+    write(f"{'output':<20}{' '.join(map(str, life.output_token_ids)) or 'nothing yet'}")
+    if text:
+        write(f"{'text':<20}{safe_text(text)}")
+    elif text is None:
+        note(
+            f"hint: the text needs the tokenizer of {safe(life.model)}: pip install 'refold[gpu]', and the model's files"
+        )
+
+
+def _summary(life: Life) -> str:
+    words = f"finished ({life.finish_reason})" if life.status == "finished" else life.status
+    words += f", {count(len(life.output_token_ids), 'token')} out"
+    if life.num_preemptions:
+        words += f", preempted {count(life.num_preemptions, 'time')}"
+    if life.num_workers_lost:
+        words += f", lost its worker {count(life.num_workers_lost, 'time')}"
+    return words
+
+
+def _latencies(life: Life) -> list[str]:
+    figures = {
+        "queued": life.queued_ns,
+        "time to first token": life.time_to_first_token_ns,
+        "mean inter-token": life.mean_inter_token_ns,
+        "total": life.total_ns,
+    }
+    return [f"{name:<20}{duration(value)}" for name, value in figures.items() if value is not None]
+
+
+_COLOURS = {
+    "submitted": "blue",
+    "preempted": "yellow",
+    "stale_delivered": "magenta",
+    "stale_dropped": "magenta",
+    "worker_lost": "red",
+    "aborted": "red",
+    "finished": "green",
+}
+
+
+def _entered(verb_: str) -> Callable[[dict[str, Any]], str]:
+    def words(facts: dict[str, Any]) -> str:
+        hit = facts["num_hit_tokens"]
+        cache = f", {count(hit, 'token')} from the prefix cache" if hit else ""
+        return f"{verb_} at step {facts['step']}{cache}"
+
+    return words
+
+
+def _output(facts: dict[str, Any]) -> str:
+    first, last = facts["first_index"], facts["last_index"]
+    if first == last:
+        return f"output {first} delivered, step {facts['first_step']}"
+    return f"outputs {first} to {last} delivered, steps {facts['first_step']} to {facts['last_step']}"
+
+
+def _preempted(facts: dict[str, Any]) -> str:
+    return f"preempted {facts['words']}"
+
+
+def _stale(fate: str) -> Callable[[dict[str, Any]], str]:
+    def words(facts: dict[str, Any]) -> str:
+        scheduled = count(facts["num_scheduled_tokens"], "scheduled token")
+        return (
+            f"stale output of step {facts['step']} came back: {scheduled}, {count(facts['num_tokens'], 'token')} {fate}"
+        )
+
+    return words
+
+
+def _worker_lost(facts: dict[str, Any]) -> str:
+    lost = count(facts["num_lost_tokens"], "scheduled token")
+    return f"worker {facts['generation']} lost ({safe(facts['reason'])}) with {lost} in flight; will compute again"
+
+
+def _finished(facts: dict[str, Any]) -> str:
+    stop = f" (stop token {facts['stop_token_id']})" if facts["stop_token_id"] is not None else ""
+    message = f": {safe(facts['message'])}" if facts["message"] else ""
+    return f"finished: {facts['reason']} after {count(facts['num_output_tokens'], 'token')}{stop}{message}"
+
+
+def _computed(what: str) -> Callable[[dict[str, Any]], str]:
+    def words(facts: dict[str, Any]) -> str:
+        tokens = count(facts["num_tokens"], "token")
+        return f"computes {tokens} from position {facts['first_position']}{what}, step {facts['step']}"
+
+    return words
+
+
+_WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "submitted": lambda facts: f"submitted with {count(facts['num_prompt_tokens'], 'prompt token')}",
+    "admitted": _entered("admitted"),
+    "resumed": _entered("admitted again"),
+    "chunk": _computed(", a chunk"),
+    "prompt_end": _computed(" to the last one known"),
+    "first_token": lambda facts: f"output 0 delivered, the first, step {facts['step']}",
+    "output": _output,
+    "took_blocks_of": lambda facts: (
+        f"{safe(facts['victim'])} was preempted for it: needed {count(facts['needed_blocks'], 'block')}"
+    ),
+    "preempted": _preempted,
+    "stale_delivered": _stale("delivered"),
+    "stale_dropped": _stale("dropped"),
+    "worker_lost": _worker_lost,
+    "aborted": lambda facts: f"aborted by {safe(facts['cause'])}",
+    "finished": _finished,
+}

@@ -1,0 +1,127 @@
+"""`refold show`: the state of the engine at a position."""
+
+import sys
+from typing import Any
+
+import click
+
+from refold.engine.cli.console import clock, journal_argument, json_option, reading, rich_console, verb, write_json
+from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.history.plain import count, listed, safe
+from refold.engine.history.portrait import portrait
+from refold.engine.history.replay import Replayed, state_at
+from refold.journal.errors import NotFound
+
+EXAMPLES = """Examples:
+  refold show                     the state after the last record of ./refold.db
+  refold show --at 812            the state after record 812
+  refold show --at 812 --json | jq '.requests[] | select(.num_stale_output_tokens > 0)'"""
+
+# Column title -> key in the portrait of a request, in the order shown.
+_COLUMNS = {
+    "status": "status",
+    "epoch": "epoch",
+    "prompt": "num_prompt_tokens",
+    "output": "num_output_tokens",
+    "computed": "num_computed_tokens",
+    "in flight": "num_in_flight_tokens",
+    "stale": "num_stale_output_tokens",
+    "to deliver": "num_deliverable_stale_tokens",
+    "placeholders": "num_output_placeholders",
+    "preempted": "num_preemptions",
+}
+
+
+@verb("show", EXAMPLES)
+@click.option(
+    "--at", type=click.IntRange(0), metavar="POS", help="After the record at this position; the last one without."
+)
+@json_option
+@journal_argument
+def command(at: int | None, as_json: bool, journal: str) -> None:
+    """Fold the journal up to and including a position, and show the engine's state there.
+
+    Each live request is shown with all its counters, in tokens; the pool in blocks; the digest is what any other replay
+    of the same journal has at that position.
+    """
+    with reading(journal) as reader:
+        try:
+            replayed = state_at(reader, at)
+        except NotFound as error:
+            raise Complaint(str(error), "`refold log -n 1` shows the last record", NOT_SO) from error
+    if as_json:
+        write_json(_as_json(replayed))
+    elif replayed is None:
+        rich_console(sys.stdout).print("empty: no engine has written to this journal yet")
+    else:
+        _draw(replayed, portrait(replayed.state))
+
+
+def _as_json(replayed: Replayed | None) -> dict[str, Any]:
+    if replayed is None:
+        return {"schema": "refold.show/1", "position": None}
+    place = {"position": replayed.record.position, "time_ns": replayed.record.time_ns}
+    return {"schema": "refold.show/1", **place, **portrait(replayed.state)}
+
+
+def _draw(replayed: Replayed, p: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = rich_console(sys.stdout)
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="bold")
+    lines.add_column()
+    lines.add_row("position", f"{replayed.record.position}, {clock(replayed.record.time_ns)}")
+    lines.add_row("engine", _engine(p["engine"]))
+    lines.add_row("window", _window(p))
+    lines.add_row("running", f"{len(p['running'])}: {_ids(p['running'])}" if p["running"] else "nobody")
+    lines.add_row("waiting", f"{len(p['waiting'])}: {_ids(p['waiting'])}" if p["waiting"] else "nobody")
+    lines.add_row("pool", _pool_in_words(p["pool"]))
+    lines.add_row("digest", p["digest"])
+    console.print(lines)
+    if p["requests"]:
+        console.print()
+        console.print(_requests(p["requests"]))
+
+
+def _engine(engine: dict[str, Any]) -> str:
+    if engine["config"] is None:
+        return "never opened"
+    worker = f"worker {engine['worker_generation']} {'alive' if engine['worker_alive'] else 'gone'}"
+    is_open = "open" if engine["is_open"] else "closed"
+    return f"epoch {engine['engine_epoch']}, {is_open}, {worker}, model {safe(engine['config']['model'])}"
+
+
+def _window(p: dict[str, Any]) -> str:
+    depth = p["engine"]["config"]["max_in_flight_steps"] if p["engine"]["config"] else 0
+    if not p["window"]:
+        return f"0 of {depth} steps in flight"
+    steps = [f"step {s['step']} ({count(sum(s['num_tokens']), 'token')}, {len(s['stale'])} stale)" for s in p["window"]]
+    return f"{len(steps)} of {depth} steps in flight: {', '.join(steps)}"
+
+
+def _ids(request_ids: list[str]) -> str:
+    return listed([safe(request_id) for request_id in request_ids], 8)
+
+
+def _pool_in_words(pool: dict[str, int]) -> str:
+    return (
+        f"{count(pool['num_blocks'], 'block')} of {count(pool['block_size'], 'token')}: "
+        f"{pool['num_owned_blocks']} owned ({pool['num_shared_blocks']} shared), {pool['num_blank_blocks']} free, "
+        f"{pool['num_cached_blocks']} free and cached, {pool['num_fenced_blocks']} fenced"
+    )
+
+
+def _requests(requests: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("request", style="bold")
+    for title in _COLUMNS:
+        table.add_column(title, justify="left" if title == "status" else "right")
+    table.add_column("blocks", overflow="fold")
+    for request in requests:
+        blocks = f"{len(request['block_ids'])}: {listed([str(b) for b in request['block_ids']], 6)}"
+        cells = [str(request[key]) for key in _COLUMNS.values()]
+        table.add_row(safe(request["request_id"]), *cells, blocks if request["block_ids"] else "0")
+    return table

@@ -1,0 +1,127 @@
+"""`refold verify`: is the journal whole, were the laws kept?"""
+
+import sys
+from typing import Any
+
+import click
+
+from refold.engine.cli.console import journal_argument, json_option, painter, reading, verb, write, write_json
+from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
+from refold.engine.history.plain import count, safe
+from refold.engine.history.replay import Contradiction
+from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
+from refold.journal.errors import JournalCorrupt
+from refold.scheduler.laws import LAWS
+
+EXAMPLES = """Examples:
+  refold verify                        ./refold.db
+  refold verify run.db --head 812:9f…  also: does it still reach the head that I remember?
+  refold verify --json run.db || echo "not what it was"
+
+Exit status: 0 clean, 1 a law or a digest is violated, 3 damaged."""
+
+
+@verb("verify", EXAMPLES)
+@click.option("--head", metavar="POS:HASH", help="A head printed by an earlier verification: detects a cut-off tail.")
+@json_option
+@journal_argument
+def command(head: str | None, as_json: bool, journal: str) -> None:
+    """Check that a journal is whole and that its engine kept the laws.
+
+    Three checks in one pass: the hash chain (edited, missing, moved or cut-off records), the scheduler's laws after every
+    event, and the digests that the engine recorded of its own state.
+    """
+    expect = parse_head(head) if head is not None else None
+    with reading(journal) as reader:
+        try:
+            verdict = verify_journal(reader, expect=expect)
+        except (JournalCorrupt, Contradiction) as error:
+            if as_json:
+                write_json(_failure(error))
+            raise _complaint(error, journal) from error
+    if as_json:
+        write_json(_success(verdict))
+    else:
+        _print(verdict, journal)
+
+
+def _success(verdict: Verdict) -> dict[str, Any]:
+    totals = verdict.totals
+    return {
+        "schema": "refold.verify/1",
+        "ok": True,
+        "num_records": verdict.num_records,
+        "num_events": verdict.num_events,
+        "num_engines": verdict.num_engines,
+        "num_digests": verdict.num_digests,
+        "totals": {name: getattr(totals, name) for name in totals.__slots__},
+        "laws": list(verdict.laws),
+        "head": format_head(verdict.head),
+    }
+
+
+def _failure(error: JournalCorrupt | Contradiction) -> dict[str, Any]:
+    kind = error.kind if isinstance(error, JournalCorrupt) else "violated"
+    law = error.law if isinstance(error, Contradiction) else None
+    return {
+        "schema": "refold.verify/1",
+        "ok": False,
+        "position": error.position,
+        "kind": kind,
+        "law": law,
+        "message": str(error),
+    }
+
+
+def _complaint(error: JournalCorrupt | Contradiction, journal: str) -> Complaint:
+    before = f"`refold log --until {error.position} {journal}` lists what leads there"
+    if isinstance(error, Contradiction):
+        says = LAWS.get(error.law, "an event fits the state before it")
+        hint = f"{before}, `refold show --at {max(error.position - 1, 0)} {journal}` shows the state; the law: {says}"
+        return Complaint(f"violated at record {error.position}: {error}", hint, NOT_SO)
+    if error.position > 0 and error.kind not in {"foreign"}:
+        return Complaint(
+            f"{error.kind} at record {error.position}: {error}", f"records before it are whole: {before}", UNREADABLE
+        )
+    return Complaint(
+        f"{error.kind} at record {error.position}: {error}", "no record before it: restore a backup", UNREADABLE
+    )
+
+
+def _print(verdict: Verdict, journal: str) -> None:
+    paint = painter(sys.stdout)
+    write(paint("verified", fg="green", bold=True) + f": {safe(journal)} is whole, and every law was kept")
+    for name, words in _lines(verdict):
+        write(f"  {name:<10}{words}")
+    write(paint("  keep the head: `refold verify --head` with it finds a tail that was cut off", dim=True))
+
+
+def _lines(verdict: Verdict) -> list[tuple[str, str]]:
+    totals, laws = verdict.totals, verdict.laws
+    return [
+        (
+            "chain",
+            (
+                f"{count(verdict.num_records, 'record')} with {count(verdict.num_events, 'event')}, "
+                f"written by {count(verdict.num_engines, 'engine')} in turn"
+            ),
+        ),
+        (
+            "requests",
+            (
+                f"{totals.requests:,} submitted, {sum(totals.finished.values()):,} finished; "
+                f"{count(totals.tokens, 'token')} in {count(totals.steps, 'step')}"
+            ),
+        ),
+        (
+            "trouble",
+            (
+                f"{count(totals.preemptions, 'preemption')}, {count(totals.lost_workers, 'worker')} gone "
+                f"with {count(totals.lost_steps, 'step')} in flight; "
+                f"stale tokens: {totals.stale_tokens_delivered:,} delivered, {totals.stale_tokens_dropped:,} dropped"
+            ),
+        ),
+        ("laws", f"{len(laws)} laws ({laws[0]} to {laws[-1]}) after each of {count(verdict.num_events, 'event')}"),
+        ("digests", f"{verdict.num_digests:,} recorded, all equal to the replay's"),
+        ("head", format_head(verdict.head)),
+    ]

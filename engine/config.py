@@ -1,0 +1,211 @@
+"""Configuration at the edge: what callers may write, checked before anything depends on it.
+
+pydantic checks types and ranges; what leaves this module are the frozen messages of the journal (`Sampling`,
+`EngineConfig`). A value that can't be is one `Rejected`: the field, the value and what to write instead, in one line.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from refold.engine.models import Model
+from refold.journal.errors import Rejected
+from refold.journal.events import EngineConfig, Policy, Sampling
+from refold.journal.store import DEFAULT_STREAM
+
+KV_BUDGET_BYTES = 512 << 20
+"""What the default pool may take; `num_blocks` overrules it."""
+
+DEFAULT_NUM_BLOCKS = 4_096
+MAX_SEED = 2**63 - 1
+_MAX_INT = 2**31 - 1
+_CONFIG = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Checked(BaseModel):
+    """A frozen set of options. Its constructor raises `Rejected`, not pydantic's report."""
+
+    model_config = _CONFIG
+
+    # Hidden from type checkers, so that they go on checking the fields of each subclass.
+    if not TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _rejected(type(self), error) from None
+
+
+class SamplingParams(_Checked):
+    """How a request's tokens are chosen.
+
+    Greedy is `temperature=0`. Without a `seed` the engine draws one; with one, the same prompt gives the same tokens
+    whatever else runs. Generation ends with reason `stop` at the model's end of sequence (unless `ignore_eos`) or at one of
+    `stop_token_ids`, both masked for the first `min_tokens` tokens, and with `length` after `max_tokens`.
+
+    Raises:
+        Rejected: names the field, its value and what to give instead.
+    """
+
+    temperature: float = Field(default=1.0, ge=0, le=1e6, description="0 (greedy) to 1000000")
+    top_k: int = Field(default=0, ge=0, le=_MAX_INT, description=f"0 (no limit) to {_MAX_INT}")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="more than 0, at most 1")
+    max_tokens: int = Field(default=128, ge=1, le=_MAX_INT, description=f"1 to {_MAX_INT}")
+    min_tokens: int = Field(default=0, ge=0, le=_MAX_INT, description="0 to max_tokens")
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
+    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=256, strict=False, description="up to 256 token ids")
+    ignore_eos: bool = Field(default=False, description="True or False")
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> "SamplingParams":
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}: lower it")
+        return self
+
+    def resolve(self, seed: int, vocab_size: int) -> Sampling:
+        """The journal's form; `seed` is taken where the caller gave none.
+
+        Raises:
+            Rejected: a stop token is not one of the model's.
+        """
+        for token in self.stop_token_ids:
+            if not 0 <= token < vocab_size:
+                raise Rejected(f"stop_token_ids has {short(token)}: give token ids of the model, 0 to {vocab_size - 1}")
+        return Sampling(
+            seed=seed if self.seed is None else self.seed,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class EngineArgs(_Checked):
+    """What an engine can be told. Only `model` has no default; every other one suits a laptop.
+
+    Attributes:
+        model: `smollm2`, a GGUF file, a folder of safetensors, or `simulated` (no weights, no torch).
+        journal: `sqlite:///FILE`, a plain path, or `memory:`, which dies with the process.
+        stream: which of the journal's streams this engine writes.
+        durability: `synced` hands a token out once its record is on disk; `buffered` as soon as it is queued for the disk.
+        block_size: tokens per KV block.
+        num_blocks: KV blocks in the pool; None for what half a GiB holds.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens computed per step, at most.
+        max_model_len: tokens per request, prompt and output; None for what the model can.
+        max_in_flight_steps: steps scheduled ahead of the worker's answer; 1 is synchronous scheduling.
+        policy: `fcfs`, or `priority` (small numbers first).
+        enable_prefix_caching: share the KV blocks of equal prefixes.
+        long_prefill_token_threshold: cap on one request's prefill per step; 0 for none.
+        watermark_blocks: blocks kept free at admission while something runs.
+        admit_full_sequence: admit a request when all its known tokens fit, not just its first chunk.
+        seed: root of the seeds drawn for requests that bring none; None draws one.
+        threads: CPU threads of the worker; None for its own choice.
+    """
+
+    model: str = Field(min_length=1, max_length=4096, description="a model's name, file or folder")
+    journal: str = Field(
+        default="memory:", min_length=1, max_length=4096, description="sqlite:///FILE, a path or memory:"
+    )
+    stream: str = Field(
+        default=DEFAULT_STREAM, min_length=1, max_length=200, description="1 to 200 printable characters"
+    )
+    durability: Literal["synced", "buffered"] = Field(default="synced", description="'synced' or 'buffered'")
+    block_size: int = Field(default=16, ge=1, le=1024, description="1 to 1024")
+    num_blocks: int | None = Field(default=None, ge=1, le=1 << 24, description="1 to 16777216, or None")
+    max_num_seqs: int = Field(default=64, ge=1, le=1 << 16, description="1 to 65536")
+    max_num_batched_tokens: int = Field(default=512, ge=1, le=1 << 20, description="1 to 1048576")
+    max_model_len: int | None = Field(default=None, ge=2, le=1 << 24, description="2 to the model's length, or None")
+    max_in_flight_steps: int = Field(default=2, ge=1, le=8, description="1 to 8")
+    policy: Policy = Field(default="fcfs", description="'fcfs' or 'priority'")
+    enable_prefix_caching: bool = Field(default=True, description="True or False")
+    long_prefill_token_threshold: int = Field(default=0, ge=0, le=1 << 24, description="0 (no cap) to 16777216")
+    watermark_blocks: int = Field(default=0, ge=0, le=1 << 24, description="0 to less than num_blocks")
+    admit_full_sequence: bool = Field(default=True, description="True or False")
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
+    threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
+
+    def resolve(self, model: Model) -> EngineConfig:
+        """All that decisions depend on, for this model.
+
+        Raises:
+            Rejected: the options don't fit the model or each other.
+        """
+        max_model_len = model.max_model_len if self.max_model_len is None else self.max_model_len
+        if max_model_len > model.max_model_len:
+            raise Rejected(
+                f"max_model_len is {max_model_len}: model {model.name!r} takes {model.max_model_len} at most"
+            )
+        num_blocks = _default_num_blocks(model, self.block_size) if self.num_blocks is None else self.num_blocks
+        if self.watermark_blocks >= num_blocks:
+            raise Rejected(
+                f"watermark_blocks is {self.watermark_blocks}: give less than num_blocks, which is {num_blocks}"
+            )
+        return EngineConfig(
+            model=model.name,
+            model_fingerprint=model.fingerprint,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            max_model_len=max_model_len,
+            block_size=self.block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_in_flight_steps=self.max_in_flight_steps,
+            policy=self.policy,
+            enable_prefix_caching=self.enable_prefix_caching,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            watermark_blocks=self.watermark_blocks,
+            admit_full_sequence=self.admit_full_sequence,
+        )
+
+
+class EngineOptions(TypedDict, total=False):
+    """`EngineArgs` without its first two, for the type checker of whoever calls `Engine`."""
+
+    stream: str
+    durability: Literal["synced", "buffered"]
+    block_size: int
+    num_blocks: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    max_in_flight_steps: int
+    policy: Policy
+    enable_prefix_caching: bool
+    long_prefill_token_threshold: int
+    watermark_blocks: int
+    admit_full_sequence: bool
+    seed: int | None
+    threads: int | None
+
+
+def short(value: object) -> str:
+    """A value as it may appear in a message: on one line, not for pages."""
+    if isinstance(value, int) and abs(value) > 10**20:
+        return f"a number of {value.bit_length()} bits"
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def _default_num_blocks(model: Model, block_size: int) -> int:
+    if not model.kv_bytes_per_token:
+        return DEFAULT_NUM_BLOCKS
+    return max(1, min(DEFAULT_NUM_BLOCKS, KV_BUDGET_BYTES // (model.kv_bytes_per_token * block_size)))
+
+
+def _rejected(options: type[_Checked], error: ValidationError) -> Rejected:
+    """The first complaint, as one line."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else ""
+    if not name:
+        return Rejected(str(first["msg"]).removeprefix("Value error, "))
+    if first["type"] == "extra_forbidden":
+        return Rejected(f"{short(name)} is no option: {options.__name__} has {', '.join(options.model_fields)}")
+    if first["type"] == "missing":
+        return Rejected(f"{name} is missing: give {options.model_fields[name].description}")
+    return Rejected(f"{name} is {short(first['input'])}: give {options.model_fields[name].description}")

@@ -1,0 +1,333 @@
+"""The turn loop: one thread, one inbox, and every decision made in it.
+
+A turn obeys one command: `decide` gives the events, the journal's writer queues them (it never waits for the disk), the fold
+applies them, and each event's effect goes out: a work order to the worker, a reply to a client. Append before apply: if the
+append fails, nothing has happened.
+
+    inbox ──▶ command ──▶ decide ──▶ append ──▶ fold ──▶ effects
+      ▲                                │                   │
+      ├── "durable up to N" ◀── disk ◀─┘    worker ◀───────┘
+      └── step outputs ◀────────────────────┘
+
+Delivery trails: a record's events reach the outbox, and so the clients, when the writer has said that the record is
+durable (`synced`), or when it is queued (`buffered`). Compute runs ahead of the disk, delivery doesn't.
+
+What fails, fails alone. A client's command that can't be obeyed fails that client's reply; a lost worker is replaced and its
+requests compute again; only a failed journal, a worker that dies again and again, or a broken law stops the engine.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Literal
+
+from refold.engine.delivery import Delivery, Trail
+from refold.engine.inbox import Inbox
+from refold.engine.logs import get_logger
+from refold.engine.messages import (
+    Ask,
+    Durable,
+    EngineStopped,
+    JournalFailed,
+    StepDone,
+    Stop,
+    WorkerFailed,
+    WorkerReady,
+    one_line,
+    violation,
+    worker_lost,
+)
+from refold.engine.stall import stall
+from refold.engine.worker_seat import WorkerSeat
+from refold.gpu.batch import Worker
+from refold.journal.errors import JournalError, RefoldError, Rejected, WorkerLost
+from refold.journal.writer import JournalWriter
+from refold.projections.outbox import Output
+from refold.projections.totals import Totals
+from refold.scheduler.commands import (
+    CloseEngine,
+    Command,
+    CompleteStep,
+    LoseWorker,
+    RecordDigest,
+    ScheduleStep,
+    StartWorker,
+)
+from refold.scheduler.decide import decide
+from refold.scheduler.fold import fold_all
+from refold.scheduler.state import State
+
+DIGEST_EVERY_RECORDS = 256
+CLOSE_PATIENCE_S = 60.0
+
+Durability = Literal["synced", "buffered"]
+
+
+class _FoldBroken(Exception):
+    """What was recorded can't be folded: the state is of no use any more, and no command may be tried on it."""
+
+    def __init__(self, where: str, error: Exception) -> None:
+        super().__init__(where)
+        self.found = violation(where, error)
+
+
+class EngineCore:
+    """The engine's thread and all that it owns: state, journal writer, worker.
+
+    Built and started by one thread; from then on only the engine's thread changes the state.
+
+    Attributes:
+        ready: done when the first worker is, or with the error that kept it from that.
+        cause: why the engine has failed; None while it hasn't.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        delivery: Delivery,
+        totals: Totals,
+        make_worker: Callable[[], Worker],
+        durability: Durability = "synced",
+    ) -> None:
+        self.state = state
+        self.totals = totals
+        self.delivery = delivery
+        self.ready: Future[None] = Future()
+        self.cause: RefoldError | None = None
+        self._inbox = Inbox()
+        self._seat = WorkerSeat(make_worker, self._inbox.put)
+        self._opened_writer: JournalWriter | None = None
+        self._trail = Trail(delivery, is_synced=durability == "synced")
+        self._records_since_digest = 0
+        self._closing_until_s: float | None = None
+        self._log = get_logger()
+        self._thread = threading.Thread(target=self._run, name="refold-engine", daemon=True)
+        self._receivers: dict[type, Callable[[Any], None]] = {
+            Ask: self._asked,
+            Durable: self._became_durable,
+            JournalFailed: self._journal_failed,
+            Stop: self._stop_asked,
+            WorkerReady: self._worker_ready,
+            StepDone: self._step_done,
+            WorkerFailed: self._worker_failed,
+        }
+
+    # -- for other threads --------------------------------------------------------------------------------------------
+
+    def start(self, writer: JournalWriter, opening: list[Command]) -> None:
+        """Obey the `opening` commands in the caller's thread, then go live.
+
+        Raises:
+            Rejected: an opening command can't be obeyed; the writer is still the caller's to close.
+            JournalError: the writer failed.
+        """
+        self._opened_writer = writer
+        for command in opening:
+            self._turn(command)
+        self._seat.fill()
+        self._thread.start()
+
+    def ask(self, ask: Ask) -> "Future[Output | None]":
+        """Put a client's command into the inbox.
+
+        Raises:
+            RefoldError: the engine has stopped, and this is why.
+        """
+        if not self._inbox.put(ask):
+            raise self.why_stopped()
+        return ask.reply
+
+    def on_durable(self, position: int) -> None:
+        """The writer's callback."""
+        self._inbox.put(Durable(position))
+
+    def on_journal_failed(self, cause: JournalError) -> None:
+        """The writer's callback."""
+        self._inbox.put(JournalFailed(cause))
+
+    def stop(self) -> None:
+        """Ask the engine to finish what is in flight and to close. Idempotent."""
+        self._inbox.put(Stop())
+
+    def join(self) -> None:
+        """Wait for the end of the engine's thread."""
+        assert threading.current_thread() is not self._thread, "the engine would wait for itself"
+        self._thread.join()
+
+    @property
+    def durable_position(self) -> int:
+        """Every record before this position is on disk."""
+        return self._writer.durable_position
+
+    def why_stopped(self) -> RefoldError:
+        """What to tell whoever asks an engine that has stopped."""
+        if self.cause is not None:
+            return self.cause.with_traceback(None)
+        return EngineStopped("the engine is closed: open the journal again; what was unfinished continues then")
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _writer(self) -> JournalWriter:
+        assert self._opened_writer is not None, "start the engine first"
+        return self._opened_writer
+
+    def _run(self) -> None:
+        try:
+            while not self._is_done():
+                for message in self._inbox.wait(self._closing_until_s):
+                    self._receivers[type(message)](message)
+                self._schedule()
+            self._close_in_order()
+        except RefoldError as error:
+            self.cause = error
+        except _FoldBroken as broken:
+            self.cause = broken.found
+        except Exception as error:  # noqa: BLE001 - whatever it is, every client must hear of it
+            self.cause = violation("the engine's loop", error)
+        finally:
+            self._end()
+
+    def _schedule(self) -> None:
+        """Fill the window, unless the disk is too far behind or the engine is closing."""
+        if self._closing_until_s is not None:
+            return
+        while self._writer.has_room:
+            if self._lawful_turn(ScheduleStep()) is None:
+                if (report := stall(self.state)) is not None:
+                    raise report
+                break
+        if self._records_since_digest >= DIGEST_EVERY_RECORDS:
+            self._turn(RecordDigest())
+
+    def _turn(self, command: Command, ask: Ask | None = None) -> int | None:
+        """Obey one command; returns the position of its record, None if there was nothing to do."""
+        events = decide(self.state, command)
+        if not events:
+            return None
+        position = self._writer.append(events, time.time_ns())
+        try:
+            fold_all(self.state, events)
+            self.totals.observe_all(events)
+            for event in events:
+                self._seat.observe(self.state, event)
+            self._trail.add(position, events, ask)
+        except Exception as error:
+            raise _FoldBroken(f"record {position} ({type(command).__name__})", error) from error
+        self._records_since_digest = 0 if isinstance(command, RecordDigest) else self._records_since_digest + 1
+        return position
+
+    def _lawful_turn(self, command: Command) -> int | None:
+        """A turn in which an exception of `decide` is a broken law: the engine closes its journal in order and stops."""
+        try:
+            return self._turn(command)
+        except (RefoldError, _FoldBroken):
+            raise
+        except Exception as error:
+            found = violation(type(command).__name__, error)
+            self._turn(CloseEngine(reason=one_line(found)))
+            raise found from error
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _asked(self, ask: Ask) -> None:
+        """Obey a client. Only its own reply hears of what goes wrong before anything is recorded."""
+        if self._closing_until_s is not None:
+            ask.reply.set_exception(self.why_stopped())
+            return
+        try:
+            if self._turn(ask.make(self.state), ask) is None:
+                self._trail.reply(ask)
+        except (JournalError, _FoldBroken) as error:
+            if not ask.reply.done():
+                ask.reply.set_exception(error if isinstance(error, JournalError) else error.found)
+            raise
+        except RefoldError as error:
+            ask.reply.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - a bug of ours in one command is not everybody's end
+            self._log.exception("command_failed", request=ask.request_id)
+            ask.reply.set_exception(violation("this command", error))
+
+    def _became_durable(self, message: Durable) -> None:
+        self._trail.became_durable(message.position)
+
+    def _journal_failed(self, message: JournalFailed) -> None:
+        raise message.cause
+
+    def _stop_asked(self, message: Stop) -> None:  # noqa: ARG002
+        if self._closing_until_s is None:
+            self._closing_until_s = time.monotonic() + CLOSE_PATIENCE_S
+
+    def _worker_ready(self, message: WorkerReady) -> None:
+        if not self._seat.sits(message.thread):
+            return
+        self._turn(StartWorker(kind=message.kind, environment=message.environment))
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def _step_done(self, message: StepDone) -> None:
+        output = message.output
+        command = CompleteStep(
+            step=output.step,
+            generation=output.generation,
+            counts=output.counts,
+            token_ids=output.token_ids,
+            positions=output.positions,
+        )
+        try:
+            self._lawful_turn(command)
+        except Rejected as refused:
+            self._log.info("output_refused", step=output.step, reason=str(refused))
+        except WorkerLost as lost:
+            self._lose_worker(lost)
+        else:
+            self._seat.completed()
+
+    def _worker_failed(self, message: WorkerFailed) -> None:
+        if not self._seat.sits(message.thread):
+            return
+        lost = worker_lost(message.cause)
+        if not self.ready.done():
+            raise lost
+        self._lose_worker(lost)
+
+    def _lose_worker(self, cause: RefoldError) -> None:
+        """Journal the loss, and give the seat to a successor."""
+        steps = [step.step for step in self.state.window.in_flight]
+        position = self._turn(LoseWorker(reason=one_line(cause)))
+        self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
+        self._seat.replace(cause)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _is_done(self) -> bool:
+        if self._closing_until_s is None:
+            return False
+        if self.state.window.in_flight and time.monotonic() >= self._closing_until_s:
+            self._turn(LoseWorker(reason=f"no answer for {CLOSE_PATIENCE_S:.0f} s while the engine was closing"))
+        return not self.state.window.in_flight
+
+    def _close_in_order(self) -> None:
+        self._turn(RecordDigest())
+        self._turn(CloseEngine(reason="closed"))
+        self._writer.flush()
+
+    def _end(self) -> None:
+        """The thread's last act: what is durable goes out, everyone who waits is told, everything owned is freed."""
+        self._seat.stop()
+        try:
+            self._trail.became_durable(self._writer.close())
+        except Exception as error:  # noqa: BLE001 - the others must still be told
+            self.cause = self.cause or violation("the last delivery", error)
+        asks = self._trail.asks()
+        asks += [message for message in self._inbox.close() if isinstance(message, Ask)]
+        cause = self.why_stopped()
+        if self.cause is not None:
+            self._log.error("engine_stopped", reason=one_line(cause), position=self._writer.durable_position)
+        self.delivery.fail(cause)
+        for ask in asks:
+            ask.reply.set_exception(cause)
+        if not self.ready.done():
+            self.ready.set_exception(cause)
+        self._seat.join()

@@ -1,0 +1,362 @@
+"""The embeddable engine.
+
+    async with Engine("smollm2", "sqlite:///refold.db") as engine:
+        async for delta in engine.generate("Why is the sky blue?"):
+            print(delta.text, end="", flush=True)
+
+or, without asyncio:
+
+    with Engine("smollm2", "sqlite:///refold.db") as engine:
+        for completion in engine.run(["Why is the sky blue?", "Count to ten."]):
+            print(completion.text)
+
+The engine has threads of its own and may be used from any thread and any event loop at once. Whatever was submitted is in
+the journal: a request that a crash, a kill or `close` left unfinished goes on when the journal is opened again, and
+`resume` attaches to it where its client left off.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from refold.engine.config import EngineArgs, EngineOptions, SamplingParams, short
+from refold.engine.life import Life, begin
+from refold.engine.messages import Ask, EngineStopped
+from refold.engine.models import MakeWorker
+from refold.engine.opening import Recovery
+from refold.engine.prompts import Prompt
+from refold.engine.stats import Stats, snapshot
+from refold.engine.streams import Completion, Delta, OnDelta, complete, follow
+from refold.engine.submissions import abort_of, check_request_id
+from refold.journal.errors import RefoldError, Rejected
+from refold.journal.events import EngineConfig
+from refold.journal.store import JournalStore
+from refold.projections.outbox import Output
+from refold.scheduler.commands import ResetCache
+
+__all__ = ["Completion", "Delta", "Engine", "EngineStopped", "Recovery", "Stats"]
+
+
+class Engine:
+    """An engine on one stream of one journal. Use it as a context manager, or `open` and `close` it."""
+
+    def __init__(
+        self,
+        model: str,
+        journal: str | JournalStore = "memory:",
+        *,
+        make_worker: MakeWorker | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        """Check the arguments; nothing is opened yet.
+
+        Args:
+            model: `smollm2`, a GGUF file, a folder of safetensors, or `simulated`.
+            journal: `sqlite:///FILE`, a plain path, `memory:`, or a store of your own, which stays yours to close.
+            make_worker: builds a worker of your own for the model, in place of the built-in one.
+            **options: see `EngineArgs`.
+
+        Raises:
+            Rejected: an argument can't be; names it, its value and the remedy.
+        """
+        self._given_store = None if isinstance(journal, str) else journal
+        self.args = EngineArgs(model=model, journal=journal if isinstance(journal, str) else "memory:", **options)
+        self._make_worker = make_worker
+        self._life: Life | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self) -> Self:
+        """Open the journal, fold it, start the worker, and go on with whatever was unfinished. Blocking.
+
+        Raises:
+            Rejected: the model can't be used, or isn't the one that the journal's unfinished requests run on.
+            JournalOwned: another live engine writes this journal.
+            JournalError: the journal can't be opened, or is damaged.
+            WorkerLost: the worker didn't start.
+        """
+        with self._lock:
+            if self._life is not None or self._is_closed:
+                raise Rejected("an engine opens once: make a new one")
+            self._life = begin(self.args, self._given_store, self._make_worker)
+        return self
+
+    def close(self) -> None:
+        """Finish the steps in flight, record how things stand, free everything. Idempotent. Blocking.
+
+        Unfinished requests stay in the journal and go on when it is opened again.
+
+        Raises:
+            RefoldError: the engine failed while it was closing.
+        """
+        with self._lock:
+            if self._life is None or self._is_closed:
+                self._is_closed = True
+                return
+            self._is_closed = True
+            core = self._life.core
+            had_failed = core.cause is not None
+            self._life.end()
+        if core.cause is not None and not had_failed:
+            raise core.cause.with_traceback(None)
+
+    async def aclose(self) -> None:
+        """`close`, without blocking the event loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(error)
+
+    async def __aenter__(self) -> Self:
+        opening = asyncio.get_running_loop().run_in_executor(None, self.open)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:  # it goes on opening; nobody would close it
+            opening.add_done_callback(lambda _: threading.Thread(target=self.close, daemon=True).start())
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._leave, error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Close. To a caller that leaves with an error, a failure of the engine isn't told once more."""
+        try:
+            self.close()
+        except RefoldError:
+            if error is None:
+                raise
+
+    def _live(self) -> Life:
+        if self._life is None:
+            raise EngineStopped("the engine is not open: use `with Engine(...)`, or open it")
+        if self._is_closed or self._life.core.cause is not None:
+            raise self._life.core.why_stopped()
+        return self._life
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What opening the journal found and did; None before `open`."""
+        return None if self._life is None else self._life.recovery
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine's decisions depend on."""
+        return self._live().config
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[Delta, None]:
+        """Submit a request and stream its output. Leaving the loop before its end aborts the request.
+
+        Args:
+            prompt: text, token ids, or messages with `role` and `content`.
+            sampling: how tokens are chosen; None for the defaults.
+            request_id: 1 to 256 printable characters, never used before; None for one of the engine's making.
+            priority: small runs first, under the policy `priority`.
+            cache_salt: requests share cached prefixes only with those of the same salt.
+
+        Yields:
+            Deltas, indices without gap or repeat; the last one has a `finish_reason`.
+
+        Raises:
+            Rejected: the request can't be served; nothing of it reached the journal.
+            RefoldError: the engine stopped, for the reason that it carries.
+        """
+        life = self._live()
+        ask = life.desk.submission(prompt, sampling, request_id, priority, cache_salt)
+        is_finished = False
+        try:
+            output = await _accepted(life, ask)
+            async with contextlib.aclosing(follow(life.core.delivery, output, 0, life.desk.text_or_none)) as deltas:
+                async for delta in deltas:
+                    is_finished = delta.finish_reason is not None
+                    yield delta
+        finally:
+            if not is_finished:
+                _abort_when_accepted(life, ask)
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> str:
+        """Submit a request and let go of it; returns its id once it is in the journal. Arguments as for `generate`."""
+        life = self._live()
+        ask = life.desk.submission(prompt, sampling, request_id, priority, cache_salt)
+        return (await _accepted(life, ask)).request_id
+
+    def enqueue(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> str:
+        """`submit`, for threads without an event loop."""
+        life = self._live()
+        ask = life.desk.submission(prompt, sampling, request_id, priority, cache_salt)
+        return _known(life.core.ask(ask).result()).request_id
+
+    async def resume(self, request_id: str, after: int = -1) -> AsyncGenerator[Delta, None]:
+        """Attach to a request that was submitted before, in this life of the engine or an earlier one.
+
+        Leaving the loop doesn't abort the request.
+
+        Args:
+            request_id: whose.
+            after: the last output index that the client has; -1 for none. Text goes on exactly there.
+
+        Raises:
+            NotFound: the journal has no such request.
+            RefoldError: the engine stopped, for the reason that it carries.
+        """
+        life = self._live()
+        check_request_id(request_id)
+        if type(after) is not int or not -1 <= after < 2**31:
+            raise Rejected(f"after is {short(after)}: give the last index seen, or -1")
+        delivery = life.core.delivery
+        output = delivery.find(request_id)
+        if output is None:
+            output = await asyncio.to_thread(life.output, request_id)
+        async with contextlib.aclosing(follow(delivery, output, after + 1, life.desk.text_or_none)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def abort(self, request_id: str) -> None:
+        """End a request with reason `abort`. Doesn't wait; of an id that is not live, nothing happens."""
+        self._live().core.ask(abort_of(check_request_id(request_id)))
+
+    def unfinished(self) -> list[str]:
+        """The ids of requests that have not ended, in order of admission."""
+        return self._live().core.delivery.unfinished()
+
+    def run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        request_ids: Sequence[str | None] | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        on_delta: OnDelta | None = None,
+    ) -> list[Completion]:
+        """Serve prompts to their end and return their completions, in order. Blocking; needs no event loop.
+
+        Args:
+            prompts: each as for `generate`.
+            sampling: one for all, or one for each.
+            request_ids: one for each, or None.
+            priority: of all.
+            cache_salt: of all.
+            on_delta: called in this thread with every delta as it comes, of whichever request.
+
+        Raises:
+            Rejected: a request can't be served. As after any exception, the others of this call are aborted.
+            RefoldError: the engine stopped, for the reason that it carries.
+        """
+        life = self._live()
+        columns = (prompts, _one_each("sampling", sampling, prompts), _one_each("request_ids", request_ids, prompts))
+        asks = [life.desk.submission(*row, priority, cache_salt) for row in zip(*columns, strict=True)]
+        try:
+            for ask in asks:
+                life.core.ask(ask)
+            outputs = [_known(ask.reply.result()) for ask in asks]
+            return complete(life.core.delivery, outputs, life.desk.text_or_none, on_delta)
+        except BaseException:
+            for ask in asks:
+                _abort_when_accepted(life, ask)
+            raise
+
+    def wait(self, request_ids: Sequence[str] | None = None, on_delta: OnDelta | None = None) -> list[Completion]:
+        """Wait for requests that were submitted before, and return their completions. Blocking; aborts nothing.
+
+        Args:
+            request_ids: whose; None for all that have not ended yet.
+            on_delta: called in this thread with every delta, from the first token on.
+
+        Raises:
+            NotFound: the journal has no such request.
+            RefoldError: the engine stopped, for the reason that it carries.
+        """
+        life = self._live()
+        ids = self.unfinished() if request_ids is None else request_ids
+        outputs = [life.output(check_request_id(request_id)) for request_id in ids]
+        return complete(life.core.delivery, outputs, life.desk.text_or_none, on_delta)
+
+    # -- the engine itself --------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self, reset_running: bool = False) -> None:
+        """Forget every cached block. Blocks until this is in the journal.
+
+        Args:
+            reset_running: preempt what runs first; it is computed again.
+
+        Raises:
+            Rejected: something runs, and `reset_running` is False.
+        """
+        if type(reset_running) is not bool:
+            raise Rejected(f"reset_running is {short(reset_running)}: give True or False")
+        self._live().core.ask(Ask(lambda _: ResetCache(reset_running=reset_running))).result()
+
+    def stats(self) -> Stats:
+        """The engine at a glance, read while it runs."""
+        return snapshot(self._live().core)
+
+
+async def _accepted(life: Life, ask: Ask) -> Output:
+    """Wait for the reply to a submission. A client that is cancelled meanwhile doesn't take the reply with it."""
+    return _known(await asyncio.shield(asyncio.wrap_future(life.core.ask(ask))))
+
+
+def _abort_when_accepted(life: Life, ask: Ask) -> None:
+    """Abort a submission whose client is gone, as soon as it is accepted.
+
+    Never before: if it is refused because its id is taken, the abort would hit the request that has the id.
+    """
+
+    def abort(reply: "Future[Output | None]") -> None:
+        if reply.exception() is None and ask.request_id is not None:
+            with contextlib.suppress(RefoldError):
+                life.core.ask(abort_of(ask.request_id))
+
+    ask.reply.add_done_callback(abort)
+
+
+def _known(output: Output | None) -> Output:
+    assert output is not None, "a request that is accepted is in the outbox"
+    return output
+
+
+def _one_each(what: str, given: Any, prompts: Sequence[Prompt]) -> list[Any]:
+    if not isinstance(given, list | tuple):
+        return [given] * len(prompts)
+    if len(given) != len(prompts):
+        raise Rejected(f"{what} has {len(given)} values for {len(prompts)} prompts: give one for each")
+    return list(given)

@@ -1,0 +1,98 @@
+"""Replay: the journal, record by record, with the state that it folds to.
+
+    for step in replay(reader): step.record, step.events, step.state
+
+There is one fold, and this is it again: the state here is the state that the engine had at that position.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from refold.journal.codec import decode
+from refold.journal.errors import InvariantViolation, NotFound
+from refold.journal.events import Event
+from refold.journal.record import EMPTY_HEAD, Record
+from refold.journal.store import DEFAULT_STREAM, JournalReader
+from refold.journal.verify import verified
+from refold.scheduler.fold import fold
+from refold.scheduler.state import State
+
+
+class Contradiction(InvariantViolation):
+    """An event doesn't fit the state that the events before it make: a bug of the engine that wrote it, or a forgery.
+
+    Attributes:
+        position: of the record.
+        index: of the event in its record.
+        law: the law that is broken; `fold` if the fold itself refuses the event.
+    """
+
+    def __init__(self, message: str, *, position: int, index: int, law: str) -> None:
+        super().__init__(message)
+        self.position = position
+        self.index = index
+        self.law = law
+
+
+class Replayed(NamedTuple):
+    """One record, its events, and the state after them. The state is the same object each time."""
+
+    record: Record
+    events: list[Event]
+    state: State
+
+
+def replay(reader: JournalReader, stream: str = DEFAULT_STREAM, stop: int | None = None) -> Iterator[Replayed]:
+    """Fold records up to position `stop` (exclusive), each after its place in the hash chain was checked.
+
+    Raises:
+        JournalCorrupt: a record doesn't follow from the one before.
+        Contradiction: an event doesn't fit the state.
+    """
+    state = State()
+    for record in verified(reader.read(stream, 0, stop), EMPTY_HEAD):
+        events = decode(record)
+        for index, event in enumerate(events):
+            fold_event(state, event, record.position, index)
+        yield Replayed(record, events, state)
+
+
+def fold_event(state: State, event: Event, position: int, index: int) -> None:
+    """Fold one event of a journal that may have been written by anyone.
+
+    Raises:
+        Contradiction: the event doesn't fit the state.
+    """
+    try:
+        fold(state, event)
+    except Exception as error:
+        detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise Contradiction(
+            f"{type(event).__name__} (event {index} of record {position}) does not fit the state before it: {detail}",
+            position=position,
+            index=index,
+            law="fold",
+        ) from error
+
+
+def state_at(reader: JournalReader, position: int | None = None, stream: str = DEFAULT_STREAM) -> Replayed | None:
+    """The state after the record at `position`, or after the last one. None: the journal is empty.
+
+    Raises:
+        NotFound: there is no record at `position`.
+    """
+    if position is not None and position < 0:
+        raise NotFound(f"position {position}: positions start at 0")
+    stop = None if position is None else position + 1
+    last = _last(replay(reader, stream, stop))
+    if position is not None and (last is None or last.record.position < position):
+        end = "the journal is empty" if last is None else f"the last record is at {last.record.position}"
+        raise NotFound(f"position {position}: {end}")
+    return last
+
+
+def _last(steps: Iterable[Replayed]) -> Replayed | None:
+    last = None
+    for last in steps:  # noqa: B007
+        pass
+    return last

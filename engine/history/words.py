@@ -1,0 +1,182 @@
+"""Words: one plain sentence per event.
+
+What came from outside (ids, reasons, messages) may hold anything, and goes through `safe`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from refold.engine.history.plain import count, listed, safe
+from refold.engine.history.relations import Names
+from refold.journal.events import (
+    CacheReset,
+    EngineClosed,
+    EngineOpened,
+    Event,
+    OutputDelivered,
+    RequestAborted,
+    RequestFinished,
+    RequestPreempted,
+    RequestSubmitted,
+    Sampling,
+    StaleOutputConsumed,
+    StateDigest,
+    StepScheduled,
+    WorkerLost,
+    WorkerStarted,
+)
+
+
+def sentence(event: Event, names: Names) -> str:
+    """The event in words. One whose columns contradict each other (a forgery) gets its name only."""
+    try:
+        return _SENTENCES[type(event)](event, names)
+    except (IndexError, ValueError):
+        return f"{type(event).__name__} with columns that contradict each other"
+
+
+def sampling_in_words(sampling: Sampling) -> str:
+    """How the tokens are chosen, in a few words."""
+    words = ["greedy"] if sampling.temperature == 0 else [f"temperature {sampling.temperature:g}"]
+    if sampling.temperature and sampling.top_k:
+        words.append(f"top-k {sampling.top_k}")
+    if sampling.temperature and sampling.top_p < 1:
+        words.append(f"top-p {sampling.top_p:g}")
+    if sampling.temperature:
+        words.append(f"seed {sampling.seed}")
+    if sampling.min_tokens:
+        words.append(f"at least {count(sampling.min_tokens, 'token')}")
+    if sampling.ignore_eos:
+        words.append("end of sequence ignored")
+    return ", ".join(words)
+
+
+def preemption_in_words(event: RequestPreempted, names: Names) -> str:
+    """Why a request was preempted, and what it cost; without its name."""
+    if event.reason == "cache_reset":
+        why = "for a cache reset"
+    else:
+        whom = "itself" if event.for_handle in (None, event.handle) else safe(names[event.for_handle])
+        why = f"for {whom}: needed {count(event.needed_blocks, 'block')}, {event.free_blocks} free"
+    words = f"{why}; released {count(len(event.released_block_ids), 'block')} with "
+    words += count(event.num_computed_tokens, "computed token")
+    if event.num_stale_output_tokens:
+        words += f"; {count(event.num_stale_output_tokens, 'scheduled token')} in flight turned stale, "
+        words += f"policy {event.stale_policy}"
+    return words
+
+
+def _named(handles: Iterable[int], names: Names) -> str:
+    return listed([safe(names[handle]) for handle in handles])
+
+
+def _engine_opened(event: EngineOpened, names: Names) -> str:  # noqa: ARG001
+    config = event.config
+    return (
+        f"engine {event.engine_epoch} opened by refold {safe(event.refold_version)}: model {safe(config.model)}, "
+        f"{count(config.num_blocks, 'block')} of {count(config.block_size, 'token')}, "
+        f"up to {count(config.max_num_seqs, 'request')} and {count(config.max_num_batched_tokens, 'token')} a step, "
+        f"window {config.max_in_flight_steps}, {config.policy}"
+    )
+
+
+def _engine_closed(event: EngineClosed, names: Names) -> str:  # noqa: ARG001
+    return f"engine {event.engine_epoch} closed: {safe(event.reason)}"
+
+
+def _worker_started(event: WorkerStarted, names: Names) -> str:  # noqa: ARG001
+    environment = [f"{safe(key)} {safe(value)}" for key, value in event.environment.items()]
+    return (
+        f"worker {event.generation} started ({safe(event.kind)}): {listed(environment, 6) or 'nothing said of itself'}"
+    )
+
+
+def _worker_lost(event: WorkerLost, names: Names) -> str:
+    steps = f"steps {listed([str(s) for s in event.steps])} went with it" if event.steps else "no step was in flight"
+    words = f"worker {event.generation} lost: {safe(event.reason)}; {steps}"
+    if event.handles:
+        words += f"; {_named(event.handles, names)} will compute again"
+    return words
+
+
+def _request_submitted(event: RequestSubmitted, names: Names) -> str:  # noqa: ARG001
+    words = (
+        f"{safe(event.request_id)} submitted: {count(len(event.prompt_token_ids), 'prompt token')}, "
+        f"up to {count(event.sampling.max_tokens, 'more', 'more')}, {sampling_in_words(event.sampling)}"
+    )
+    return words + (f", priority {event.priority}" if event.priority else "")
+
+
+def _step_scheduled(event: StepScheduled, names: Names) -> str:
+    words = f"step {event.step} scheduled: {count(sum(event.num_tokens), 'token')} of "
+    words += count(len(event.handles), "request")
+    if event.chunk_entries:
+        words += f", {count(len(event.chunk_entries), 'chunk')} of a longer prompt"
+    if event.admissions:
+        admitted = []
+        for admission in event.admissions:
+            hit = f" (shares {count(len(admission.hit_block_ids), 'block')})" if admission.hit_block_ids else ""
+            admitted.append(safe(names[event.handles[admission.entry]]) + hit)
+        words += f"; admitted {listed(admitted)}"
+    new_blocks = sum(len(a.block_ids) for a in event.allocations)
+    if new_blocks:
+        words += f"; {count(new_blocks, 'new block')}"
+    if event.evicted_block_ids:
+        words += f", {len(event.evicted_block_ids)} of them evicted from the cache"
+    return words
+
+
+def _request_preempted(event: RequestPreempted, names: Names) -> str:
+    return f"{safe(names[event.handle])} preempted {preemption_in_words(event, names)}"
+
+
+def _output_delivered(event: OutputDelivered, names: Names) -> str:  # noqa: ARG001
+    return f"step {event.step} came back: {count(len(event.token_ids), 'token')} for {count(len(event.handles), 'request')}"
+
+
+def _stale_output_consumed(event: StaleOutputConsumed, names: Names) -> str:
+    words, offset = [], 0
+    for i, handle in enumerate(event.handles):
+        fate = "delivered" if event.delivered[i] else "dropped"
+        tokens = event.token_ids[offset : offset + event.counts[i]]
+        offset += event.counts[i]
+        scheduled = count(event.num_tokens[i], "scheduled token")
+        output = f"{count(len(tokens), 'output')} {fate}" if tokens else "nothing sampled"
+        words.append(f"{safe(names[handle])} ({scheduled}, {output})")
+    return f"step {event.step} came back stale for {listed(words)}"
+
+
+def _request_finished(event: RequestFinished, names: Names) -> str:
+    words = f"{safe(names[event.handle])} finished: {event.reason} after {count(event.num_output_tokens, 'token')}"
+    if event.stop_token_id is not None:
+        words += f" (stop token {event.stop_token_id})"
+    return words + (f": {safe(event.message)}" if event.message else "")
+
+
+def _request_aborted(event: RequestAborted, names: Names) -> str:
+    return f"{safe(names[event.handle])} aborted by {safe(event.cause)}"
+
+
+def _cache_reset(event: CacheReset, names: Names) -> str:  # noqa: ARG001
+    return "prefix cache reset" + (", what ran was preempted first" if event.reset_running else "")
+
+
+def _state_digest(event: StateDigest, names: Names) -> str:  # noqa: ARG001
+    return f"state digest {safe(event.digest[:16])}"
+
+
+_SENTENCES: dict[type[Event], Callable[[Any, Names], str]] = {
+    EngineOpened: _engine_opened,
+    EngineClosed: _engine_closed,
+    WorkerStarted: _worker_started,
+    WorkerLost: _worker_lost,
+    RequestSubmitted: _request_submitted,
+    StepScheduled: _step_scheduled,
+    RequestPreempted: _request_preempted,
+    OutputDelivered: _output_delivered,
+    StaleOutputConsumed: _stale_output_consumed,
+    RequestFinished: _request_finished,
+    RequestAborted: _request_aborted,
+    CacheReset: _cache_reset,
+    StateDigest: _state_digest,
+}

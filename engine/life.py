@@ -1,0 +1,110 @@
+"""One life of an engine on a journal: begun by opening it, ended by closing it or by a failure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from refold.engine.config import EngineArgs
+from refold.engine.core import EngineCore
+from refold.engine.delivery import Delivery
+from refold.engine.models import MakeWorker, Text, find_model
+from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
+from refold.engine.submissions import Desk
+from refold.gpu.batch import Worker
+from refold.journal.errors import Rejected
+from refold.journal.events import EngineConfig
+from refold.journal.store import JournalStore
+from refold.journal.stores import open_store
+from refold.journal.writer import JournalWriter
+from refold.migrations import ensure
+from refold.projections.outbox import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What an open engine consists of. `store` is closed with it if `owns_store`."""
+
+    stream: str
+    desk: Desk
+    core: EngineCore
+    recovery: Recovery
+    store: JournalStore
+    owns_store: bool
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine's decisions depend on."""
+        return self.desk.config
+
+    def output(self, request_id: str) -> Output:
+        """The output of a request: the outbox's, or the journal's own, which takes reading all of it.
+
+        Raises:
+            NotFound: there is no such request.
+        """
+        delivery = self.core.delivery
+        output = delivery.find(request_id)
+        if output is None:
+            output = find_output(self.store, self.stream, request_id, self.core.durable_position)
+        if output.finish_reason is None:  # found in the journal while the outbox learnt of it
+            output = delivery.find(request_id) or output
+        return output
+
+    def end(self) -> None:
+        """Finish what is in flight, close the journal in order, free everything."""
+        self.core.stop()
+        self.core.join()
+        if self.owns_store:
+            self.store.close()
+
+
+def begin(args: EngineArgs, given_store: JournalStore | None, given_worker: MakeWorker | None) -> Life:
+    """Open the journal, fold it, start a worker, and go on with what was unfinished.
+
+    Raises:
+        Rejected: the model can't be used, or isn't the one that the journal's unfinished requests run on.
+        JournalError: the journal can't be opened, has an owner, or is damaged.
+        WorkerLost: the worker didn't start.
+    """
+    model = find_model(args.model, args.threads)
+    config = args.resolve(model)
+    make_worker = given_worker or model.make_worker
+    text: Text | Rejected
+    try:
+        text = model.load_text()
+    except Rejected as error:
+        text = error
+    desk = Desk(config, text) if args.seed is None else Desk(config, text, args.seed)
+    store = given_store or _open_store(args.journal)
+    try:
+        core, recovery = _start(args, store, desk, lambda: make_worker(config))
+    except BaseException:
+        if given_store is None:
+            store.close()
+        raise
+    return Life(args.stream, desk, core, recovery, store, owns_store=given_store is None)
+
+
+def _open_store(url: str) -> JournalStore:
+    ensure(url)
+    return open_store(url)
+
+
+def _start(
+    args: EngineArgs, store: JournalStore, desk: Desk, make_worker: Callable[[], Worker]
+) -> tuple[EngineCore, Recovery]:
+    head = store.open_stream(args.stream)
+    folded = fold_journal(store, args.stream, head)
+    core = EngineCore(folded.state, Delivery(folded.outbox), folded.totals, make_worker, args.durability)
+    writer = JournalWriter(store, args.stream, head, on_durable=core.on_durable, on_failed=core.on_journal_failed)
+    try:
+        core.start(writer, opening_commands(head, desk.root_seed, desk.config))
+    except BaseException:
+        writer.close()
+        raise
+    try:
+        core.ready.result()
+    except BaseException:
+        core.stop()
+        core.join()
+        raise
+    return core, folded.recovery

@@ -1,0 +1,168 @@
+"""Models as the shell sees them: a description, a maker of workers, and text.
+
+`simulated` needs neither weights nor torch; options follow a question mark: `simulated?step_ms=2&vocab=64&eos=0&len=256`.
+Every other name is described by `refold.gpu.weights`, from metadata alone; torch is imported by the worker that needs it.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+from refold.gpu.batch import Worker
+from refold.gpu.simulated import SimulatedWorker
+from refold.journal.errors import Rejected
+from refold.journal.events import EngineConfig
+
+SIMULATED = "simulated"
+MakeWorker = Callable[[EngineConfig], Worker]
+
+
+class Detokenizes(Protocol):
+    """Tokens in, text out, never half a character."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end."""
+        ...
+
+
+class Text(Protocol):
+    """A model's tokenizer and chat template."""
+
+    def encode(self, text: str) -> list[int]:
+        """The prompt's tokens. Raises Rejected."""
+        ...
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a conversation. Raises Rejected."""
+        ...
+
+    def detokenizer(self, prior_token_ids: Sequence[int]) -> Detokenizes:
+        """A detokeniser that continues after `prior_token_ids`, whose text is out already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model by name. `kv_bytes_per_token` is 0 where the cache costs nothing."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    kv_bytes_per_token: int
+    make_worker: MakeWorker
+    load_text: Callable[[], Text]
+
+
+def find_model(name: str, threads: int | None = None) -> Model:
+    """The model that `name` means.
+
+    Raises:
+        Rejected: there is none, or its files are broken.
+    """
+    base, _, options = name.partition("?")
+    if base == SIMULATED:
+        return _simulated(name, _options(name, options))
+    return _weighted(name, threads)
+
+
+_SIMULATED_OPTIONS = {"step_ms": (0, 60_000), "vocab": (2, 1 << 24), "eos": (-1, (1 << 24) - 1), "len": (2, 1 << 24)}
+
+
+def _options(name: str, text: str) -> dict[str, int]:
+    values = {"step_ms": 0, "vocab": 32_000, "eos": 2, "len": 4_096}
+    for key, value in parse_qsl(text, keep_blank_values=True):
+        low, high = _SIMULATED_OPTIONS.get(key, (1, 0))
+        if low > high:
+            raise Rejected(f"model {name[:80]!r}: {key[:40]!r} is no option; there are {', '.join(_SIMULATED_OPTIONS)}")
+        digits = value.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 9 and low <= int(value) <= high):
+            raise Rejected(f"model {name[:80]!r}: {key} is {value[:40]!r}; give {low} to {high}")
+        values[key] = int(value)
+    return values
+
+
+def _simulated(name: str, options: dict[str, int]) -> Model:
+    vocab_size, eos = options["vocab"], options["eos"]
+    if eos >= vocab_size:
+        raise Rejected(
+            f"model {name[:80]!r}: eos is {eos}; give less than vocab, which is {vocab_size}, or -1 for none"
+        )
+    facts = f"refold simulated model 1 {vocab_size} {eos}"
+    return Model(
+        name=name,
+        fingerprint=hashlib.sha256(facts.encode()).hexdigest(),
+        vocab_size=vocab_size,
+        eos_token_ids=() if eos < 0 else (eos,),
+        max_model_len=options["len"],
+        kv_bytes_per_token=0,
+        make_worker=lambda config: SimulatedWorker(config, options["step_ms"] / 1000),
+        load_text=lambda: NumberText(vocab_size),
+    )
+
+
+class NumberText:
+    """The simulated model's text: a prompt's bytes are its tokens, an output token is its number and a space."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """One token per byte of UTF-8."""
+        return [byte % self._vocab_size for byte in text.encode()]
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Role and content, one line each."""
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+
+    def detokenizer(self, prior_token_ids: Sequence[int]) -> Detokenizes:  # noqa: ARG002 - numbers need no context
+        """A detokeniser without memory."""
+        return _Numbers()
+
+
+class _Numbers:
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"{token} " for token in token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+def _weighted(name: str, threads: int | None) -> Model:
+    from refold.gpu.weights import describe_model  # noqa: PLC0415 - the simulated model needs none of it
+
+    description = describe_model(name)
+    spec = description.spec
+    assert spec is not None, name
+    return Model(
+        name=description.name,
+        fingerprint=description.fingerprint,
+        vocab_size=description.vocab_size,
+        eos_token_ids=description.eos_token_ids,
+        max_model_len=description.max_model_len,
+        kv_bytes_per_token=spec.num_layers * spec.num_kv_heads * spec.head_dim * 2 * _FLOAT32_BYTES,
+        make_worker=lambda config: _torch_worker(config, threads),
+        load_text=lambda: _load_text(name),
+    )
+
+
+_FLOAT32_BYTES = 4
+
+
+def _torch_worker(config: EngineConfig, threads: int | None) -> Worker:
+    from refold.gpu.factory import create_worker  # noqa: PLC0415 - brings torch
+
+    return create_worker(config, threads=threads)
+
+
+def _load_text(name: str) -> Text:
+    from refold.engine.text import load_tokenizer  # noqa: PLC0415 - brings tokenizers
+
+    return load_tokenizer(name)

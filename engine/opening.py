@@ -1,0 +1,121 @@
+"""Opening a journal: what was recorded is folded, and a new life of the engine begins where the last one ended.
+
+Read and verify every record, fold it, and compare each recorded digest with the state's own: a fold that went another way
+than it did when the digest was recorded is found here, at its position, before anything is done with it. What follows are
+ordinary commands: lose the worker that died with the last engine, open, start a worker.
+"""
+
+import time
+from dataclasses import dataclass
+
+from refold import __version__
+from refold.journal.codec import decode
+from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
+from refold.journal.events import EngineConfig, Event, StateDigest
+from refold.journal.record import Head
+from refold.journal.store import JournalReader, JournalStore
+from refold.journal.verify import verified
+from refold.projections.outbox import Outbox, Output
+from refold.projections.totals import Totals
+from refold.scheduler.commands import Command, LoseWorker, OpenEngine
+from refold.scheduler.fold import fold
+from refold.scheduler.state import State, digest
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening the journal did.
+
+    Attributes:
+        records: records read, verified and folded.
+        requests: unfinished requests that go on.
+        tokens: output tokens that these requests had already.
+        steps_lost: steps that were in flight when the last engine ended.
+        was_closed: whether the last engine left in good order.
+        seconds: how long it took, worker not included.
+    """
+
+    records: int
+    requests: int
+    tokens: int
+    steps_lost: int
+    was_closed: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A journal, folded."""
+
+    state: State
+    outbox: Outbox
+    totals: Totals
+    recovery: Recovery
+
+
+def fold_journal(store: JournalStore, stream: str, head: Head) -> Folded:
+    """Fold all records up to `head`.
+
+    Raises:
+        JournalCorrupt: a record is not what was written.
+        InvariantViolation: a record contradicts the state that those before it make, or a recorded digest.
+    """
+    started_s = time.perf_counter()
+    state, outbox, totals, position = State(), Outbox(), Totals(), 0
+    for record in verified(store.read(stream, 0, head.position), expect=head):
+        position = record.position
+        events = decode(record)
+        for event in events:
+            _fold_checked(state, event, position)
+        outbox.observe_all(events)
+        totals.observe_all(events)
+    live = state.requests.live()
+    recovery = Recovery(
+        records=head.position,
+        requests=len(live),
+        tokens=sum(request.num_output_tokens for request in live),
+        steps_lost=len(state.window.in_flight),
+        was_closed=not state.is_open,
+        seconds=time.perf_counter() - started_s,
+    )
+    return Folded(state, outbox, totals, recovery)
+
+
+def _fold_checked(state: State, event: Event, position: int) -> None:
+    if isinstance(event, StateDigest) and event.digest != (found := digest(state)):
+        raise InvariantViolation(
+            f"record {position} says that the state hashed to {event.digest[:16]}, it folds to {found[:16]}: this refold "
+            "folds otherwise than the one that wrote the journal; open it with that version"
+        )
+    try:
+        fold(state, event)
+    except (AssertionError, LookupError, ValueError) as error:
+        raise JournalCorrupt(
+            f"record {position}: {type(event).__name__} contradicts the state before it ({type(error).__name__}: "
+            f"{error}); run `refold verify`, or restore a backup",
+            position=position,
+            kind="edited",
+        ) from error
+
+
+def opening_commands(head: Head, root_seed: int, config: EngineConfig) -> list[Command]:
+    """The orders that begin a life."""
+    return [
+        LoseWorker(reason="the engine that had it ended"),
+        OpenEngine(engine_epoch=head.engine_epoch, refold_version=__version__, root_seed=root_seed, config=config),
+    ]
+
+
+def find_output(reader: JournalReader, stream: str, request_id: str, durable_position: int) -> Output:
+    """A request's output from the journal itself, for one that the outbox has forgotten. Reads every record.
+
+    Raises:
+        NotFound: the journal has no such request.
+    """
+    outbox, found = Outbox(), None
+    for record in reader.read(stream, 0, durable_position):
+        outbox.observe_all(decode(record))
+        found = outbox.by_id.get(request_id, found)
+    if found is None:
+        raise NotFound(f"no request {request_id!r} in stream {stream!r} of this journal: check the id")
+    return found

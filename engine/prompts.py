@@ -1,0 +1,97 @@
+"""Prompts from outside: text, token ids or a conversation, checked and turned into token ids."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from refold.engine.config import SamplingParams, short
+from refold.engine.models import Text
+from refold.journal.errors import Rejected
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+_MAX_CHARS_PER_TOKEN = 256
+
+
+def prompt_token_ids(prompt: Prompt, text: Text | Rejected, vocab_size: int, max_model_len: int) -> list[int]:
+    """The prompt's tokens.
+
+    Args:
+        prompt: text, token ids, or messages with `role` and `content`.
+        text: the model's tokenizer, or why there is none.
+        vocab_size: token ids are 0 to this, exclusive.
+        max_model_len: tokens that the model takes, with at least one of them generated.
+
+    Raises:
+        Rejected: it is none of these, is empty, too long, or has what no tokenizer takes.
+    """
+    if isinstance(prompt, list | tuple) and not (prompt and isinstance(prompt[0], Mapping)):
+        return _checked(list(prompt), vocab_size, max_model_len)
+    if isinstance(text, Rejected):
+        raise text.with_traceback(None)
+    if isinstance(prompt, list | tuple):
+        plain = text.render_chat(_messages(prompt, max_model_len))
+    elif isinstance(prompt, str):
+        plain = prompt
+    else:
+        raise Rejected(f"the prompt is a {type(prompt).__name__}: give text, a list of token ids or a list of messages")
+    if not plain:
+        raise Rejected("the prompt is empty: give at least one character")
+    check_text("the prompt", plain, max_model_len * _MAX_CHARS_PER_TOKEN)
+    return _checked(text.encode(plain), vocab_size, max_model_len)
+
+
+def check_text(what: str, text: object, max_chars: int) -> str:
+    """Return `text` if it is one that can be tokenised and journaled.
+
+    Raises:
+        Rejected: it is no string, too long, or has a lone surrogate or U+0000.
+    """
+    if not isinstance(text, str):
+        raise Rejected(f"{what} is a {type(text).__name__}: give a string")
+    if len(text) > max_chars:
+        raise Rejected(f"{what} has {len(text)} characters: give at most {max_chars}")
+    for index, character in enumerate(text):
+        if character == "\0" or "\ud800" <= character <= "\udfff":
+            raise Rejected(f"{what} has U+{ord(character):04X} at index {index}, which is no text: remove it")
+    return text
+
+
+def check_priority(priority: object) -> int:
+    """Return `priority` if it is a 64-bit integer; raises Rejected otherwise."""
+    if type(priority) is not int or not -(2**63) <= priority < 2**63:
+        raise Rejected(f"priority is {short(priority)}: give a 64-bit integer; small runs first")
+    return priority
+
+
+def check_sampling(sampling: object) -> SamplingParams:
+    """Return `sampling`, or the defaults for None; raises Rejected if it is something else."""
+    if sampling is None:
+        return SamplingParams()
+    if not isinstance(sampling, SamplingParams):
+        raise Rejected(f"sampling is a {type(sampling).__name__}: give SamplingParams(...) or None")
+    return sampling
+
+
+def _checked(token_ids: list[int], vocab_size: int, max_model_len: int) -> list[int]:
+    if not token_ids:
+        raise Rejected("the prompt is empty: give at least one token")
+    if len(token_ids) >= max_model_len:
+        raise Rejected(
+            f"the prompt has {len(token_ids)} tokens, the model takes {max_model_len} with at least one of them "
+            f"generated: shorten the prompt to {max_model_len - 1}"
+        )
+    for index, token in enumerate(token_ids):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise Rejected(f"prompt token {short(token)} at index {index}: give token ids from 0 to {vocab_size - 1}")
+    return token_ids
+
+
+def _messages(messages: Sequence[Any], max_model_len: int) -> list[dict[str, Any]]:
+    checked = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise Rejected(f"message {index} is a {type(message).__name__}: give a dict with role and content")
+        for key in ("role", "content"):
+            check_text(f"{key} of message {index}", message.get(key), max_model_len * _MAX_CHARS_PER_TOKEN)
+        checked.append(dict(message))
+    return checked

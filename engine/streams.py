@@ -1,0 +1,157 @@
+"""What a client sees: deltas and completions, made from a reader's chunks in the client's own thread or event loop."""
+
+import asyncio
+import queue
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from refold.engine.delivery import Chunk, Delivery, Reader, bell_of_running_loop
+from refold.engine.models import Detokenizes, Text
+from refold.journal.events import FinishReason
+from refold.projections.outbox import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The next piece of a request's output.
+
+    Attributes:
+        request_id: whose.
+        index: output index of the first of `token_ids`; the next delta's is `index + len(token_ids)`.
+        token_ids: one or more new tokens; empty only in a last delta that brings nothing but the end.
+        text: what these tokens complete, whole characters only; a token that ended the request is not part of it.
+        finish_reason: set in the last delta, and only there.
+        message: why, where the reason is `error` or `capacity`.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason | None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A request from beginning to end. Fields as in `Delta`."""
+
+    request_id: str
+    num_prompt_tokens: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    message: str = ""
+
+
+OnDelta = Callable[[Delta], None]
+
+
+async def follow(delivery: Delivery, output: Output, cursor: int, text: Text | None) -> AsyncGenerator[Delta, None]:
+    """Deltas of one request from output index `cursor` to its end.
+
+    Raises:
+        RefoldError: the engine stopped before the end.
+    """
+    bell, rung = bell_of_running_loop(), asyncio.Event()
+    transcript = Transcript(delivery, output, text)
+    reader = delivery.attach(output, cursor, lambda _: bell.ring(rung))
+    try:
+        while True:
+            await rung.wait()
+            rung.clear()
+            chunk = delivery.take(reader)
+            if chunk is None:
+                continue
+            yield transcript.add(chunk)
+            if chunk.finish_reason is not None:
+                return
+    finally:
+        delivery.detach(reader)
+
+
+def complete(
+    delivery: Delivery, outputs: Sequence[Output], text: Text | None, on_delta: OnDelta | None
+) -> list[Completion]:
+    """Wait for requests to end, in this thread; their completions, in order.
+
+    Raises:
+        RefoldError: the engine stopped before the end.
+    """
+    rung: queue.SimpleQueue[Reader] = queue.SimpleQueue()
+    readers = [delivery.attach(output, 0, rung.put) for output in outputs]
+    transcripts = {reader: Transcript(delivery, output, text) for reader, output in zip(readers, outputs, strict=True)}
+    left = len(readers)
+    try:
+        while left:
+            reader = rung.get()
+            transcript = transcripts[reader]
+            chunk = None if transcript.is_complete else delivery.take(reader)
+            if chunk is None:
+                continue
+            transcript.deltas.append(transcript.add(chunk))
+            left -= transcript.is_complete
+            if on_delta is not None:
+                on_delta(transcript.deltas[-1])
+    finally:
+        for reader in readers:
+            delivery.detach(reader)
+    return [transcripts[reader].completion() for reader in readers]
+
+
+class Transcript:
+    """Turns the chunks of one reader into deltas; the detokeniser starts where the reader does.
+
+    Attributes:
+        deltas: those kept for a completion.
+    """
+
+    __slots__ = ("_delivery", "_detokenizer", "_output", "_text", "deltas")
+
+    def __init__(self, delivery: Delivery, output: Output, text: Text | None) -> None:
+        self._delivery = delivery
+        self._output = output
+        self._text = text
+        self._detokenizer: Detokenizes | None = None
+        self.deltas: list[Delta] = []
+
+    def add(self, chunk: Chunk) -> Delta:
+        """The delta for the next chunk."""
+        return Delta(
+            request_id=self._output.request_id,
+            index=chunk.index,
+            token_ids=chunk.token_ids,
+            text=self._decode(chunk),
+            finish_reason=chunk.finish_reason,
+            message=chunk.message,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `deltas` holds the last one."""
+        return bool(self.deltas) and self.deltas[-1].finish_reason is not None
+
+    def completion(self) -> Completion:
+        """`deltas`, from index 0 to the end, as one."""
+        first, last = self.deltas[0], self.deltas[-1]
+        assert first.index == 0, first
+        assert last.finish_reason is not None, last
+        return Completion(
+            request_id=self._output.request_id,
+            num_prompt_tokens=self._output.num_prompt_tokens,
+            token_ids=[token for delta in self.deltas for token in delta.token_ids],
+            text="".join(delta.text for delta in self.deltas),
+            finish_reason=last.finish_reason,
+            message=last.message,
+        )
+
+    def _decode(self, chunk: Chunk) -> str:
+        if self._text is None:
+            return ""
+        if self._detokenizer is None:
+            self._detokenizer = self._text.detokenizer(self._delivery.prior(self._output, chunk.index))
+        token_ids = chunk.token_ids
+        if chunk.stop_token_id is not None and token_ids and token_ids[-1] == chunk.stop_token_id:
+            token_ids = token_ids[:-1]
+        text = self._detokenizer.push(token_ids) if token_ids else ""
+        return text + self._detokenizer.flush() if chunk.finish_reason else text

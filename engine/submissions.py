@@ -1,0 +1,85 @@
+"""From what a client wrote to a question for the engine: all that comes from outside is checked here, before it is asked.
+
+Identity, arrival time and seed are drawn here too. The seed of a request that brings none is a function of the engine's root
+seed and the request's handle, so that one root seed and one order of submission always give the same tokens.
+"""
+
+import hashlib
+import secrets
+import time
+import uuid
+from dataclasses import dataclass, field
+
+import msgspec
+
+from refold.engine.config import SamplingParams
+from refold.engine.messages import Ask
+from refold.engine.models import Text
+from refold.engine.prompts import Prompt, check_priority, check_sampling, check_text, prompt_token_ids
+from refold.journal.errors import Rejected
+from refold.journal.events import EngineConfig
+from refold.scheduler.admission import MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
+from refold.scheduler.commands import AbortRequest, SubmitRequest
+from refold.scheduler.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where submissions are made. `text` is the model's tokenizer, or why there is none."""
+
+    config: EngineConfig
+    text: Text | Rejected
+    root_seed: int = field(default_factory=lambda: secrets.randbits(63))
+
+    @property
+    def text_or_none(self) -> Text | None:
+        """The tokenizer, for output that can do without."""
+        return None if isinstance(self.text, Rejected) else self.text
+
+    def submission(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Ask:
+        """The question that submits a request.
+
+        Raises:
+            Rejected: something in it can't be; names it, its value and the remedy.
+        """
+        config, params = self.config, check_sampling(sampling)
+        command = SubmitRequest(
+            request_id=uuid.uuid4().hex if request_id is None else check_request_id(request_id),
+            prompt_token_ids=prompt_token_ids(prompt, self.text, config.vocab_size, config.max_model_len),
+            sampling=params.resolve(0, config.vocab_size),
+            arrival_ns=time.time_ns(),
+            priority=check_priority(priority),
+            cache_salt=check_text("cache_salt", cache_salt, MAX_SALT_CHARS),
+        )
+        make = (lambda _: command) if params.seed is not None else (lambda state: self._seeded(command, state))
+        return Ask(make, command.request_id)
+
+    def _seeded(self, command: SubmitRequest, state: State) -> SubmitRequest:
+        seed = drawn_seed(self.root_seed, state.requests.next_handle)
+        return msgspec.structs.replace(command, sampling=msgspec.structs.replace(command.sampling, seed=seed))
+
+
+def check_request_id(request_id: object) -> str:
+    """Return `request_id` if it can be one; raises Rejected otherwise. Whether it's taken or known is not asked here."""
+    checked = check_text("request_id", request_id, MAX_REQUEST_ID_CHARS)
+    if not checked or not checked.isprintable():
+        raise Rejected(f"request_id is {checked!a}: give 1 to {MAX_REQUEST_ID_CHARS} printable characters")
+    return checked
+
+
+def abort_of(request_id: str) -> Ask:
+    """The question that aborts a request."""
+    return Ask(lambda _: AbortRequest(request_id=request_id))
+
+
+def drawn_seed(root_seed: int, handle: int) -> int:
+    """63 bits, a function of the root seed and the handle."""
+    digest = hashlib.blake2b(f"refold seed {root_seed} {handle}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

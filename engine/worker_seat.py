@@ -1,0 +1,99 @@
+"""The worker's seat: one worker sits in it at a time, and gets the orders.
+
+Orders follow from events: a scheduled step becomes a work order, with the tokens of each request that enters the batch and
+the slots that may be dropped. A worker that is lost gives the seat up to a new one, which starts with empty slots; too many
+lost one after the other, and the first of their causes is the engine's end.
+"""
+
+from collections.abc import Callable
+
+from refold.engine.messages import WorkerMessage
+from refold.engine.worker_thread import WorkerThread
+from refold.gpu.batch import AdmittedRequest, Worker, WorkOrder
+from refold.journal.errors import RefoldError
+from refold.journal.events import Event, RequestFinished, RequestPreempted, StepScheduled
+from refold.scheduler.state import State
+
+MAX_LOSSES = 3
+"""Workers lost one after the other, without a completed step between them, before the engine gives up."""
+
+
+class WorkerSeat:
+    """Used by the engine's thread only."""
+
+    __slots__ = ("_held", "_losses", "_make", "_post", "_released", "_thread")
+
+    def __init__(self, make: Callable[[], Worker], post: Callable[[WorkerMessage], object]) -> None:
+        self._make = make
+        self._post = post
+        self._thread: WorkerThread | None = None
+        self._held: set[int] = set()
+        self._released: list[int] = []
+        self._losses: list[RefoldError] = []
+
+    def fill(self) -> None:
+        """Start a worker; one that had the seat before is stopped first. `WorkerReady` or `WorkerFailed` will come."""
+        if self._thread is not None:
+            self._thread.stop()
+        self._held.clear()
+        self._released.clear()
+        self._thread = WorkerThread(self._make, self._post, after=self._thread)
+
+    def sits(self, thread: object) -> bool:
+        """Whether this is the thread of the worker that has the seat now."""
+        return thread is self._thread
+
+    def observe(self, state: State, event: Event) -> None:
+        """Send the order that follows from an event, if one does. The event's whole record is folded already."""
+        if isinstance(event, StepScheduled):
+            assert self._thread is not None, "a step is scheduled for a worker"
+            self._thread.send(self._order(state, event))
+        elif isinstance(event, RequestFinished | RequestPreempted) and event.handle in self._held:
+            self._held.remove(event.handle)
+            self._released.append(event.handle)
+
+    def completed(self) -> None:
+        """The worker has completed a step: it is no hopeless case."""
+        self._losses.clear()
+
+    def replace(self, cause: RefoldError) -> None:
+        """The worker is lost: start another.
+
+        Raises:
+            RefoldError: the first cause, if this has happened `MAX_LOSSES` times without a completed step.
+        """
+        self._losses.append(cause)
+        if len(self._losses) >= MAX_LOSSES:
+            raise self._losses[0]
+        self.fill()
+
+    def stop(self) -> None:
+        """Let the worker end after the step that it is at."""
+        if self._thread is not None:
+            self._thread.stop()
+
+    def join(self) -> None:
+        """Wait for a stopped worker, for as long as one waits."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _order(self, state: State, event: StepScheduled) -> WorkOrder:
+        admitted = [
+            _admitted(state, event.handles[a.entry], a.entry, a.epoch, a.hit_block_ids) for a in event.admissions
+        ]
+        released, self._released = self._released, []
+        self._held.update(each.handle for each in admitted)
+        return WorkOrder(generation=state.worker_generation, scheduled=event, admitted=admitted, released=released)
+
+
+def _admitted(state: State, handle: int, entry: int, epoch: int, hit_block_ids: list[int]) -> AdmittedRequest:
+    request = state.requests.by_handle[handle]
+    return AdmittedRequest(
+        entry=entry,
+        handle=handle,
+        epoch=epoch,
+        token_ids=list(request.tokens),
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        hit_block_ids=hit_block_ids,
+    )

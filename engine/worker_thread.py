@@ -1,0 +1,90 @@
+"""A worker in a thread of its own: built there, fed orders in turn, closed there.
+
+Everything a worker says comes back as a message in the engine's inbox, and each message names the thread it came from, so
+that a worker given up on can't be mistaken for its successor. One order, one answer: a worker that answers another step
+than it was asked, or with something that isn't an answer, is lost like one that raised.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from refold.engine.logs import get_logger
+from refold.engine.messages import StepDone, WorkerFailed, WorkerMessage, WorkerReady
+from refold.gpu.batch import StepOutput, Worker, WorkOrder
+from refold.journal.errors import WorkerLost
+
+CLOSE_PATIENCE_S = 30.0
+
+
+class WorkerThread:
+    """Builds a worker and executes orders in the order given. Every method returns at once, except `join`."""
+
+    def __init__(
+        self, make: Callable[[], Worker], post: Callable[[WorkerMessage], object], after: "WorkerThread | None" = None
+    ) -> None:
+        """Start the thread. It waits for the end of `after`, so that two workers never share a device."""
+        self._make = make
+        self._post = post
+        self._after = after
+        self._orders: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="refold-worker", daemon=True)
+        self._thread.start()
+
+    def send(self, order: WorkOrder) -> None:
+        """Queue an order."""
+        self._orders.put(order)
+
+    def stop(self) -> None:
+        """End after the step that runs now, if one does; orders still queued are not executed. Idempotent."""
+        self._abandoned = True
+        self._orders.put(None)
+
+    def join(self, timeout_s: float = CLOSE_PATIENCE_S) -> bool:
+        """Wait for the end of a stopped worker; False if it didn't come in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        worker: Worker | None = None
+        try:
+            if self._after is not None and not self._after.join():
+                get_logger().warning("worker_hangs", patience_s=CLOSE_PATIENCE_S)
+            self._after = None
+            worker = self._make()
+            self._post(WorkerReady(self, worker.kind, worker.environment()))
+            while (order := self._orders.get()) is not None and not self._abandoned:
+                self._post(StepDone(answer(worker, order)))
+        except BaseException as error:  # noqa: BLE001 - whatever ends a worker, the engine must hear of it
+            self._post(WorkerFailed(self, error))
+        finally:
+            if worker is not None:
+                _close(worker)
+
+
+def answer(worker: Worker, order: WorkOrder) -> StepOutput:
+    """The worker's answer to an order.
+
+    Raises:
+        WorkerLost: it isn't one. What it says is judged by the scheduler; here, only whether it is an answer at all.
+    """
+    output = worker.execute(order)
+    if not isinstance(output, StepOutput):
+        raise WorkerLost(f"worker answered step {order.scheduled.step} with a {type(output).__name__}, no StepOutput")
+    if output.step != order.scheduled.step or output.generation != order.generation:
+        raise WorkerLost(
+            f"worker answered with step {output.step} of generation {output.generation}; "
+            f"step {order.scheduled.step} of generation {order.generation} was asked"
+        )
+    for column in (output.counts, output.token_ids, output.positions):
+        if type(column) is not list or not set(map(type, column)) <= {int}:
+            raise WorkerLost(f"worker answered step {output.step} with columns that are no lists of integers")
+    return output
+
+
+def _close(worker: Worker) -> None:
+    try:
+        worker.close()
+    except Exception as error:  # noqa: BLE001 - it is gone either way
+        get_logger().warning("worker_close_failed", error=repr(error))

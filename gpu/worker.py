@@ -1,0 +1,200 @@
+"""The torch worker: executes work orders on a Llama with a paged cache.
+
+It holds a slot for each running request and rolls it forward with its own samples, so a step may be ordered before the
+output of the one before it has been read. Every order is checked against the slots before anything is computed: an order
+that doesn't fit means that scheduler and worker have drifted apart, and a worker that has drifted is lost.
+"""
+
+import platform
+from typing import NamedTuple
+
+import torch
+
+from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
+from refold.gpu.model_runner import Entry, ModelRunner
+from refold.gpu.sampler import Draw, choose_tokens
+from refold.gpu.weights import ModelDescription, load_weights
+from refold.journal.errors import Rejected
+from refold.journal.events import EngineConfig, Sampling, StepScheduled
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Slot:
+    """A running request as its worker knows it: all tokens, the block table, and how far the cache reaches."""
+
+    __slots__ = ("block_ids", "num_computed_tokens", "num_prompt_tokens", "sampling", "token_ids")
+
+    def __init__(self, admitted: AdmittedRequest, block_size: int) -> None:
+        self.token_ids = list(admitted.token_ids)
+        self.block_ids = list(admitted.hit_block_ids)
+        self.num_computed_tokens = len(self.block_ids) * block_size
+        self.num_prompt_tokens = admitted.num_prompt_tokens
+        self.sampling: Sampling = admitted.sampling
+
+
+class _Planned(NamedTuple):
+    """An entry of the order with the slot that it advances."""
+
+    handle: int
+    slot: Slot
+    stop: int
+    samples: bool
+
+
+class TorchWorker:
+    """A worker on the CPU. Not thread-safe: orders come one at a time."""
+
+    kind = "torch"
+
+    def __init__(
+        self, config: EngineConfig, description: ModelDescription, *, threads: int | None = None, dtype: str = "float32"
+    ) -> None:
+        """Load the model. Raises Rejected if it is not the one that `config` was made for, or doesn't fit in memory.
+
+        `threads` sets torch's thread count for the whole process; None leaves it as it is.
+        """
+        _check_model(config, description, dtype)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._config = config
+        self._slots: dict[int, Slot] = {}
+        self._runner: ModelRunner | None = ModelRunner(
+            description.spec,
+            load_weights(description),
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            max_positions=config.max_model_len,
+            dtype=DTYPES[dtype],
+        )
+        self._environment = {**_machine(), "dtype": dtype, "weights": description.fingerprint, **self._runner.facts}
+
+    def environment(self) -> dict[str, str]:
+        """What the numbers depend on."""
+        return dict(self._environment)
+
+    def execute(self, order: WorkOrder) -> StepOutput:
+        """Run one step to its end. Raises AssertionError for an order that doesn't fit, WorkerLost for bad numbers."""
+        assert self._runner is not None, "the worker is closed"
+        planned = self._plan(order)
+        logits = self._runner.run([_entry(each) for each in planned])
+        sampling = [each for each in planned if each.samples]
+        draws = [Draw(each.handle, each.stop, each.slot.num_prompt_tokens, each.slot.sampling) for each in sampling]
+        tokens = choose_tokens(logits.numpy(), draws, self._config.eos_token_ids)
+        for each in planned:
+            each.slot.num_computed_tokens = each.stop
+        for each, token in zip(sampling, tokens, strict=True):
+            assert 0 <= token < self._config.vocab_size, f"sampled token {token} of {self._config.vocab_size}"
+            each.slot.token_ids.append(token)
+        return StepOutput(
+            step=order.scheduled.step,
+            generation=order.generation,
+            counts=[int(each.samples) for each in planned],
+            token_ids=tokens,
+            positions=[each.stop if each.samples else -1 for each in planned],
+        )
+
+    def close(self) -> None:
+        """Free weights and cache. Idempotent."""
+        self._runner = None
+        self._slots.clear()
+
+    def _plan(self, order: WorkOrder) -> list[_Planned]:
+        """Bring the slots up to date with the order, and check every entry against its slot."""
+        scheduled = order.scheduled
+        _check_columns(scheduled)
+        for handle in order.released:
+            self._slots.pop(handle, None)
+        self._admit(order)
+        for allocation in scheduled.allocations:
+            self._extend(scheduled.handles[allocation.entry], allocation.block_ids)
+        chunks = set(scheduled.chunk_entries)
+        columns = zip(scheduled.handles, scheduled.first_positions, scheduled.num_tokens, strict=True)
+        return [self._planned(*column, entry in chunks) for entry, column in enumerate(columns)]
+
+    def _admit(self, order: WorkOrder) -> None:
+        admissions = order.scheduled.admissions
+        assert len(order.admitted) == len(admissions), f"{len(order.admitted)} slots for {len(admissions)} admissions"
+        for admitted, admission in zip(order.admitted, admissions, strict=True):
+            assert admitted.entry == admission.entry, f"slot of entry {admitted.entry} for entry {admission.entry}"
+            assert admitted.epoch == admission.epoch, f"slot of epoch {admitted.epoch}, admission of {admission.epoch}"
+            assert admitted.handle == order.scheduled.handles[admission.entry], f"entry {admission.entry}: wrong handle"
+            assert admitted.hit_block_ids == admission.hit_block_ids, f"handle {admitted.handle}: hits differ"
+            assert 0 <= admitted.num_prompt_tokens <= len(admitted.token_ids), (
+                f"handle {admitted.handle}: prompt too long"
+            )
+            self._check_blocks(admitted.handle, admitted.hit_block_ids)
+            self._slots[admitted.handle] = Slot(admitted, self._config.block_size)
+
+    def _extend(self, handle: int, block_ids: list[int]) -> None:
+        assert handle in self._slots, f"blocks for handle {handle}, which has no slot"
+        self._check_blocks(handle, block_ids)
+        self._slots[handle].block_ids += block_ids
+
+    def _check_blocks(self, handle: int, block_ids: list[int]) -> None:
+        for block_id in block_ids:
+            assert 0 <= block_id < self._config.num_blocks, (
+                f"handle {handle}: block {block_id} of {self._config.num_blocks}"
+            )
+
+    def _planned(self, handle: int, first: int, count: int, chunk: bool) -> _Planned:
+        slot = self._slots.get(handle)
+        assert slot is not None, f"handle {handle} has no slot"
+        known, stop = len(slot.token_ids), first + count
+        assert count > 0, f"handle {handle}: {count} tokens scheduled"
+        assert first == slot.num_computed_tokens, (
+            f"handle {handle}: from {first}, but {slot.num_computed_tokens} computed"
+        )
+        assert stop <= known, f"handle {handle}: up to {stop}, but {known} tokens known"
+        assert chunk == (stop < known), f"handle {handle}: up to {stop} of {known} known tokens, chunk {chunk}"
+        assert stop <= self._config.max_model_len, f"handle {handle}: up to {stop} of {self._config.max_model_len}"
+        room = len(slot.block_ids) * self._config.block_size
+        assert stop <= room, f"handle {handle}: up to {stop}, but its blocks hold {room}"
+        return _Planned(handle, slot, stop, not chunk)
+
+
+def _entry(planned: _Planned) -> Entry:
+    slot = planned.slot
+    first = slot.num_computed_tokens
+    return Entry(slot.token_ids[first : planned.stop], first, slot.block_ids, planned.samples)
+
+
+def _check_columns(scheduled: StepScheduled) -> None:
+    entries = len(scheduled.handles)
+    assert entries > 0, f"step {scheduled.step} has no entries"
+    assert len(scheduled.num_tokens) == len(scheduled.first_positions) == entries, (
+        f"step {scheduled.step}: ragged columns"
+    )
+    assert len(set(scheduled.handles)) == entries, f"step {scheduled.step} names a handle twice"
+    named = [*scheduled.chunk_entries, *(each.entry for each in scheduled.admissions)]
+    named += [each.entry for each in scheduled.allocations]
+    assert all(0 <= entry < entries for entry in named), f"step {scheduled.step}: entry out of {entries}"
+
+
+def _check_model(config: EngineConfig, description: ModelDescription, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise Rejected(f"dtype {dtype!r} is unknown: name one of {', '.join(DTYPES)}")
+    if description.fingerprint != config.model_fingerprint:
+        raise Rejected(
+            f"model {config.model!r} has fingerprint {description.fingerprint[:12]}, this engine was opened with "
+            f"{config.model_fingerprint[:12]}: restore the old weights or start a new journal"
+        )
+    if config.vocab_size != description.vocab_size:
+        raise Rejected(
+            f"model {config.model!r} has {description.vocab_size} tokens, the engine expects {config.vocab_size}"
+        )
+    if config.max_model_len > description.max_model_len:
+        raise Rejected(
+            f"max_model_len {config.max_model_len} is more than the model's {description.max_model_len}; lower it"
+        )
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "device": "cpu",
+        "machine": platform.machine(),
+        "instruction_set": str(torch.backends.cpu.get_cpu_capability()),
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,136 @@
+"""What the documentation shows is run.
+
+In README.md and docs/, every ```python block runs, and every `$ ` line of a ```console block must exit 0. The blocks of one
+page share an empty folder and run in order, so a page may tell a story. A block that can't be run says why, in a comment
+just above it: <!-- not run: the reason -->
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.project.tree import ROOT, tracked
+
+TIMEOUT_S = 300
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>python|console)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
+)
+OPT_OUT = re.compile(r"<!-- not run: \S[^>]*-->\s*\Z")
+PAGES = tracked("README.md", "docs/*.md")
+
+
+class Block(NamedTuple):
+    """A runnable block: its language, its code, and the line of the page on which it starts."""
+
+    language: str
+    code: str
+    line: int
+
+
+def runnable_blocks(page: str) -> list[Block]:
+    """The blocks of a page, without those that opt out."""
+    found = []
+    for match in FENCE.finditer(page):
+        if not OPT_OUT.search(page, 0, match.start()):
+            body = re.sub(f"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
+            found.append(Block(match["language"], body, page.count("\n", 0, match.start()) + 1))
+    return found
+
+
+def commands(console: str) -> list[str]:
+    """The lines after a `$ ` prompt; a backslash at the end of one joins the next."""
+    joined = re.sub(r"\\\n\s*", "", console)
+    return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def run_block(block: Block, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run a block in `folder`; a failure shows the code and what it printed."""
+    if block.language == "python":
+        orders = [[sys.executable, "-c", block.code]]
+    else:
+        orders = [["bash", "-c", command] for command in commands(block.code)]
+        assert orders, f"line {block.line}: a console block without a `$ ` line shows nothing that can be run"
+    for order in orders:
+        done = subprocess.run(
+            order,
+            cwd=folder,
+            env=dict(environment),
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert done.returncode == 0, f"line {block.line}: exit status {done.returncode}\n{order[-1]}\n{done.stdout}"
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """Ours, with this interpreter's commands first, and nothing of the caller's that changes what refold does."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REFOLD_")}
+    return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_the_page_run(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8")):
+        run_block(block, tmp_path, environment)
+
+
+@pytest.mark.parametrize("page", tracked("*.md"))
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+    missing = [target for target in targets if target and not (ROOT / page).parent.joinpath(target).exists()]
+    assert not missing, f"{page} links to {missing}"
+
+
+PAGE = """
+```python
+x = 1
+```
+
+<!-- not run: needs a printer -->
+
+```console
+$ lp paper
+```
+
+1. a list
+
+   ```console
+   $ refold log \\
+       -n 5
+   12 events
+   $ refold verify
+   ```
+
+```json
+{}
+```
+"""
+
+
+def test_blocks_are_found_with_their_lines_and_without_those_that_opt_out() -> None:
+    blocks = runnable_blocks(PAGE)
+    assert [(block.language, block.line) for block in blocks] == [("python", 2), ("console", 14)]
+    assert commands(blocks[1].code) == ["refold log -n 5", "refold verify"]
+
+
+def test_an_opt_out_needs_a_reason() -> None:
+    assert runnable_blocks("<!-- not run: -->\n```python\nx\n```\n")
+
+
+@pytest.mark.parametrize("block", [Block("python", "raise SystemExit(3)", 9), Block("console", "$ exit 3\n", 9)])
+def test_an_example_that_fails_is_reported_with_its_line(
+    block: Block, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with pytest.raises(AssertionError, match="line 9: exit status 3"):
+        run_block(block, tmp_path, environment)

@@ -1,0 +1,70 @@
+"""What loads what: the import contracts, and what `import refold` costs those who embed it."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import refold
+from tests.project.tree import PACKAGES, ROOT
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CONTRACTS = PYPROJECT["tool"]["importlinter"]["contracts"]
+HEAVY = (
+    "torch",
+    "numpy",
+    "sqlalchemy",
+    "alembic",
+    "pydantic",
+    "asyncio",
+    "structlog",
+    "click",
+    "rich",
+    "msgspec",
+    "tokenizers",
+)
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_the_import_contracts_hold() -> None:
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Contracts: {len(CONTRACTS)} kept, 0 broken" in done.stdout
+
+
+def test_import_refold_loads_nothing_heavy() -> None:
+    assert not modules_after("import refold") & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "module", ["refold.scheduler.decide", "refold.scheduler.fold", "refold.scheduler.laws", "refold.journal.stores"]
+)
+def test_deciding_and_replaying_load_no_torch_and_no_database(module: str) -> None:
+    assert not modules_after(f"import {module}") & {"torch", "numpy", "sqlalchemy", "alembic", "pydantic", "asyncio"}
+
+
+def test_the_version_is_said_in_one_voice() -> None:
+    assert PYPROJECT["project"]["version"] == refold.__version__
+    assert f"## [{refold.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_public_name_loads() -> None:
+    assert {getattr(refold, name).__name__ for name in refold.__all__} == set(refold.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        refold.Motor  # noqa: B018
+
+
+def test_every_package_is_linked_into_the_import_package() -> None:
+    for package in PACKAGES:
+        link = ROOT / "src" / "refold" / package
+        assert link.is_symlink()
+        assert link.resolve() == ROOT / package
