@@ -17,8 +17,9 @@ from refold.journal.events import Sampling, StepScheduled
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A request as it enters the batch: all its known tokens (prompt and outputs so far), to be computed from its entry's
-    first position on. `hit_block_ids` is the block table that it comes in with, this step's allocations not included.
+    """A request as it enters the batch: all its known tokens, prompt and outputs so far.
+
+    They are to be computed from its entry's first position on. `hit_block_ids` is the block table that it comes in with, this step's allocations not included.
     """
 
     entry: int

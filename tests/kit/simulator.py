@@ -51,6 +51,12 @@ from refold.scheduler.state import State, digest
 from tests.kit.drive import Drive, config
 
 
+EVERYTHING = (
+    *("abort", "reset", "lose", "crash", "late"),
+    *("extend", "extend", "extend", "close", "expire", "grammar", "grammar", "pause", "draft"),
+)
+
+
 class Simulation:
     """One life. `play()` runs it to the end and returns a digest of all that happened."""
 
@@ -62,7 +68,14 @@ class Simulation:
         self.old_outputs: list[StepOutput] = []
         self.num_submitted = 0
         self.hazards = self.random.choice(
-            ((), ("abort",), ("abort", "reset"), ("abort", "reset", "lose", "crash", "late"))
+            (
+                (),
+                ("abort",),
+                ("extend", "extend", "close"),
+                ("abort", "reset", "lose", "crash", "late"),
+                EVERYTHING,
+                EVERYTHING,
+            )
         )
 
     def play(self) -> str:
