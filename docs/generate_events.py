@@ -28,7 +28,15 @@ names below. Unknown fields and types are refused.
 
 """
 
-NESTED = (events.EngineConfig, events.Sampling, events.Admission, events.BlockAllocation)
+NESTED = (
+    events.EngineConfig,
+    events.Sampling,
+    events.Media,
+    events.Admission,
+    events.BlockAllocation,
+    events.Drafts,
+    events.EncoderInput,
+)
 
 MEANINGS = {
     "admissions": "the requests that enter the running batch with this step",
@@ -103,6 +111,37 @@ MEANINGS = {
     "top_p": "choose among the likeliest tokens that together have this probability",
     "vocab_size": "token ids run from 0 to one less",
     "watermark_blocks": "blocks kept free at admission while something runs",
+    "accepted_drafts": "per entry: drafts that the verification accepted; empty if the step had none",
+    "adapter": "prefixes are shared only among requests with the same adapter",
+    "computed": "whether this step runs the encoder for it",
+    "decode_stagger": "steps between two sampling entries of one request in flight",
+    "drafts": "draft tokens of the scheduler's",
+    "encoder_budget_tokens": "most embeddings that the encoder computes in a step",
+    "encoder_cache_tokens": "embeddings that the encoder cache holds",
+    "encoder_evictions": "digests dropped from the encoder cache before the step runs",
+    "encoder_inputs": "media that entries of this step need",
+    "grammar": "name of the grammar that its output must follow",
+    "media": "multimodal inputs, in order of their place in the prompt",
+    "EncoderInput.media": "number of the media item in its request",
+    "Media.digest": "digest of the item's content",
+    "mode": "what is held back",
+    "num_drafts": "per entry: how many of its tokens are drafts, the last ones; empty if none has any",
+    "num_speculative_tokens": "most drafts of an entry",
+    "Media.num_tokens": "places that it takes in the prompt",
+    "SessionTurnEnded.num_output_tokens": "tokens delivered in this turn",
+    "SessionTurnEnded.handle": "the session",
+    "SessionExtended.handle": "the session",
+    "SessionClosed.handle": "the session",
+    "SessionExtended.token_ids": "the chunk",
+    "DraftsProposed.token_ids": "the drafts",
+    "Drafts.token_ids": "the drafts",
+    "resumable": "whether it is a session, whose input comes in chunks",
+    "speculation": "where drafts come from",
+    "speculation_by_batch": "pairs of batch size and most drafts, the smaller batch first",
+    "start": "position of its first place in the prompt",
+    "tenant": "whose share it counts against, under the policy `fair_share`",
+    "tenant_weights": "shares by tenant; 1 for those not named",
+    "time_ns": "when, wall clock, nanoseconds since 1970",
 }
 
 

@@ -78,15 +78,16 @@ class WorkerSeat:
             self._thread.join()
 
     def _order(self, state: State, event: StepScheduled) -> WorkOrder:
+        new = {allocation.entry: len(allocation.block_ids) for allocation in event.allocations}
         admitted = [
-            _admitted(state, event.handles[a.entry], a.entry, a.epoch, a.hit_block_ids) for a in event.admissions
+            _admitted(state, event.handles[a.entry], a.entry, a.epoch, new.get(a.entry, 0)) for a in event.admissions
         ]
         released, self._released = self._released, []
         self._held.update(each.handle for each in admitted)
         return WorkOrder(generation=state.worker_generation, scheduled=event, admitted=admitted, released=released)
 
 
-def _admitted(state: State, handle: int, entry: int, epoch: int, hit_block_ids: list[int]) -> AdmittedRequest:
+def _admitted(state: State, handle: int, entry: int, epoch: int, num_new_blocks: int) -> AdmittedRequest:
     request = state.requests.by_handle[handle]
     return AdmittedRequest(
         entry=entry,
@@ -95,5 +96,5 @@ def _admitted(state: State, handle: int, entry: int, epoch: int, hit_block_ids: 
         token_ids=list(request.tokens),
         num_prompt_tokens=request.num_prompt_tokens,
         sampling=request.sampling,
-        hit_block_ids=hit_block_ids,
+        hit_block_ids=request.block_ids[: len(request.block_ids) - num_new_blocks],
     )

@@ -17,7 +17,10 @@ from refold.journal.events import Sampling, StepScheduled
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A request as it enters the batch: all its known tokens (prompt and outputs so far), to be computed from the hit on."""
+    """A request as it enters the batch: all its known tokens, prompt and outputs so far.
+
+    They are to be computed from its entry's first position on. `hit_block_ids` is the block table that it comes in with, this step's allocations not included.
+    """
 
     entry: int
     handle: int
@@ -44,7 +47,7 @@ class WorkOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a step produced. Columns, one place per entry of the step, in its order.
 
-    `counts`: tokens sampled (0 for a chunk); `token_ids`: flat; `positions`: the position of the entry's first sampled
+    `counts`: tokens sampled (0 for a chunk; with drafts, the accepted ones and one more); `token_ids`: flat; `positions`: the position of the entry's first sampled
     token in its request (prompt and outputs counted from 0), -1 for a chunk.
     """
 

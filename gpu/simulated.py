@@ -39,23 +39,34 @@ class _Slot:
 
     __slots__ = ("block_ids", "num_computed", "num_prompt_tokens", "sampling", "tokens")
 
-    def __init__(self, admitted: AdmittedRequest, block_size: int) -> None:
+    def __init__(self, admitted: AdmittedRequest, num_computed: int) -> None:
         self.tokens = list(admitted.token_ids)
         self.num_prompt_tokens = admitted.num_prompt_tokens
         self.sampling = admitted.sampling
         self.block_ids = list(admitted.hit_block_ids)
-        self.num_computed = len(admitted.hit_block_ids) * block_size
+        self.num_computed = num_computed
 
 
 class SimulatedWorker:
-    """See the module's text. `step_seconds` is how long a step takes; `check_context` reads the context back."""
+    """See the module's text. `step_seconds` is how long a step takes; `check_context` reads the context back.
+
+    `draft_acceptance` is the share of its own drafts that turn out right.
+    """
 
     kind = "simulated"
 
-    def __init__(self, config: EngineConfig, step_seconds: float = 0.0, *, check_context: bool = True) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        step_seconds: float = 0.0,
+        *,
+        check_context: bool = True,
+        draft_acceptance: float = 0.7,
+    ) -> None:
         self._config = config
         self._step_seconds = step_seconds
         self._check_context = check_context
+        self._draft_threshold = int(draft_acceptance * _MASK)
         self._slots: dict[int, _Slot] = {}
         self._content: list[list[tuple[int, int]]] = [[(-1, -1)] * config.block_size for _ in range(config.num_blocks)]
 
@@ -70,17 +81,23 @@ class SimulatedWorker:
         self._take_over(order)
         scheduled = order.scheduled
         chunks = frozenset(scheduled.chunk_entries)
-        columns = list(zip(scheduled.handles, scheduled.num_tokens, scheduled.first_positions, strict=True))
-        for handle, n, first in columns:
-            self._write(self._slots[handle], first, n)
+        num_drafts = scheduled.num_drafts or [0] * len(scheduled.handles)
+        given = {drafts.entry: drafts.token_ids for drafts in scheduled.drafts}
+        drafts: list[list[int]] = []
+        for entry, (handle, n, first) in enumerate(
+            zip(scheduled.handles, scheduled.num_tokens, scheduled.first_positions, strict=True)
+        ):
+            slot, count = self._slots[handle], num_drafts[entry]
+            drafts.append(given[entry] if entry in given else self._propose(slot, count))
+            assert len(drafts[-1]) == count, (handle, count)
+            self._write(slot, first, n - count, drafts[-1])
         counts, token_ids, positions = [], [], []
-        for entry, (handle, _, _) in enumerate(columns):
+        for entry, handle in enumerate(scheduled.handles):
             slot = self._slots[handle]
-            sampled = entry not in chunks
-            counts.append(int(sampled))
-            positions.append(len(slot.tokens) if sampled else -1)
-            if sampled:
-                token_ids.append(self._sample(slot))
+            sampled = [] if entry in chunks else self._sample(slot, drafts[entry])
+            counts.append(len(sampled))
+            positions.append(len(slot.tokens) - len(sampled) if sampled else -1)
+            token_ids += sampled
         return StepOutput(
             step=scheduled.step, generation=order.generation, counts=counts, token_ids=token_ids, positions=positions
         )
@@ -93,29 +110,52 @@ class SimulatedWorker:
         for handle in order.released:
             self._slots.pop(handle, None)
         for admitted in order.admitted:
-            self._slots[admitted.handle] = _Slot(admitted, self._config.block_size)
+            self._slots[admitted.handle] = _Slot(admitted, order.scheduled.first_positions[admitted.entry])
         for allocation in order.scheduled.allocations:
             slot = self._slots[order.scheduled.handles[allocation.entry]]
             slot.block_ids.extend(allocation.block_ids)
 
-    def _write(self, slot: _Slot, first: int, n: int) -> None:
-        """Compute `n` positions from `first` on into the cache."""
-        block_size = self._config.block_size
-        assert first == slot.num_computed, (first, slot.num_computed)
-        assert first + n <= len(slot.tokens), (first, n, len(slot.tokens))
-        for position in range(first, first + n):
-            block = slot.block_ids[position // block_size]
-            self._content[block][position % block_size] = (position, slot.tokens[position])
+    def _propose(self, slot: _Slot, count: int) -> list[int]:
+        """Drafts of its own: the right token, or a wrong one, as the request's seed and the position have it."""
+        drafts = []
+        for position in range(len(slot.tokens), len(slot.tokens) + count):
+            right = self._token(slot, position)
+            is_right = _mix((slot.sampling.seed << 24) ^ position ^ _MASK) <= self._draft_threshold
+            drafts.append(right if is_right else (right + 1) % self._config.vocab_size)
+        return drafts
+
+    def _write(self, slot: _Slot, first: int, n: int, drafts: list[int]) -> None:
+        """Compute `n` known positions, then the drafts, into the cache.
+
+        The scheduler's `first` is as if all drafts in flight were accepted; the worker knows better.
+        """
+        start = slot.num_computed
+        assert start <= first, (start, first)
+        assert start == first or self._config.speculation != "off", (start, first)
+        assert start + n <= len(slot.tokens), (start, n, len(slot.tokens))
+        assert not drafts or start + n == len(slot.tokens), (start, n, len(slot.tokens))
+        for position, token in enumerate([*slot.tokens[start : start + n], *drafts], start):
+            block = slot.block_ids[position // self._config.block_size]
+            self._content[block][position % self._config.block_size] = (position, token)
         slot.num_computed += n
 
-    def _sample(self, slot: _Slot) -> int:
-        position = len(slot.tokens)
-        assert slot.num_computed == position, (slot.num_computed, position)
+    def _sample(self, slot: _Slot, drafts: list[int]) -> list[int]:
+        """Verify the drafts, then one token more."""
+        assert slot.num_computed == len(slot.tokens), (slot.num_computed, len(slot.tokens))
         if self._check_context:
             self._read_back(slot)
-        token = simulated_token(slot.sampling, position, slot.num_prompt_tokens, self._config)
-        slot.tokens.append(token)
-        return token
+        sampled: list[int] = []
+        for draft in (*drafts, -1):
+            token = self._token(slot, len(slot.tokens))
+            slot.tokens.append(token)
+            sampled.append(token)
+            if token != draft:
+                break
+            slot.num_computed += 1
+        return sampled
+
+    def _token(self, slot: _Slot, position: int) -> int:
+        return simulated_token(slot.sampling, position, slot.num_prompt_tokens, self._config)
 
     def _read_back(self, slot: _Slot) -> None:
         block_size = self._config.block_size

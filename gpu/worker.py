@@ -25,10 +25,10 @@ class Slot:
 
     __slots__ = ("block_ids", "num_computed_tokens", "num_prompt_tokens", "sampling", "token_ids")
 
-    def __init__(self, admitted: AdmittedRequest, block_size: int) -> None:
+    def __init__(self, admitted: AdmittedRequest, num_computed_tokens: int) -> None:
         self.token_ids = list(admitted.token_ids)
         self.block_ids = list(admitted.hit_block_ids)
-        self.num_computed_tokens = len(self.block_ids) * block_size
+        self.num_computed_tokens = num_computed_tokens
         self.num_prompt_tokens = admitted.num_prompt_tokens
         self.sampling: Sampling = admitted.sampling
 
@@ -119,12 +119,16 @@ class TorchWorker:
             assert admitted.entry == admission.entry, f"slot of entry {admitted.entry} for entry {admission.entry}"
             assert admitted.epoch == admission.epoch, f"slot of epoch {admitted.epoch}, admission of {admission.epoch}"
             assert admitted.handle == order.scheduled.handles[admission.entry], f"entry {admission.entry}: wrong handle"
-            assert admitted.hit_block_ids == admission.hit_block_ids, f"handle {admitted.handle}: hits differ"
+            hits, first = admission.hit_block_ids, order.scheduled.first_positions[admission.entry]
+            assert not hits or admitted.hit_block_ids == hits, f"handle {admitted.handle}: hits differ"
+            assert first <= len(admitted.hit_block_ids) * self._config.block_size, (
+                f"handle {admitted.handle}: from {first}"
+            )
             assert 0 <= admitted.num_prompt_tokens <= len(admitted.token_ids), (
                 f"handle {admitted.handle}: prompt too long"
             )
             self._check_blocks(admitted.handle, admitted.hit_block_ids)
-            self._slots[admitted.handle] = Slot(admitted, self._config.block_size)
+            self._slots[admitted.handle] = Slot(admitted, first)
 
     def _extend(self, handle: int, block_ids: list[int]) -> None:
         assert handle in self._slots, f"blocks for handle {handle}, which has no slot"
@@ -162,6 +166,8 @@ def _entry(planned: _Planned) -> Entry:
 def _check_columns(scheduled: StepScheduled) -> None:
     entries = len(scheduled.handles)
     assert entries > 0, f"step {scheduled.step} has no entries"
+    assert not scheduled.num_drafts, f"step {scheduled.step} has drafts, which this worker can't verify"
+    assert not scheduled.encoder_inputs, f"step {scheduled.step} has media, which this worker can't encode"
     assert len(scheduled.num_tokens) == len(scheduled.first_positions) == entries, (
         f"step {scheduled.step}: ragged columns"
     )

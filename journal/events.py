@@ -19,8 +19,10 @@ SCHEMA_VERSION = 1
 
 StalePolicy = Literal["deliver", "drop"]
 FinishReason = Literal["stop", "length", "abort", "error", "capacity"]
-PreemptReason = Literal["kv_pressure", "cache_reset"]
-Policy = Literal["fcfs", "priority"]
+PreemptReason = Literal["kv_pressure", "cache_reset", "session_reclaimed"]
+Policy = Literal["fcfs", "priority", "fair_share"]
+Speculation = Literal["off", "ngram", "worker"]
+PauseMode = Literal["new", "all", "drain"]
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -51,6 +53,12 @@ class EngineConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_u
     budget of a step. `long_prefill_token_threshold` caps one request's prefill in a step (0: no cap).
     `watermark_blocks` stay free at admission while something runs. `admit_full_sequence` admits a request only if
     all its known tokens fit, not just its first chunk. `vocab_size` bounds what a worker may answer.
+
+    `decode_stagger` is the distance in steps between two sampling entries of a request in flight (pipeline parallelism).
+    `speculation`: drafts come from the scheduler's prompt look-up (`ngram`) or from the worker (`worker`), at most
+    `num_speculative_tokens` of them; `speculation_by_batch` holds pairs (batch size, drafts): up to that many running
+    requests, at most that many drafts, and none beyond the last pair. `encoder_budget_tokens` and `encoder_cache_tokens`
+    count embeddings, per step and in all. `tenant_weights` are shares under `fair_share`; 1 if not named.
     """
 
     model: str
@@ -68,6 +76,13 @@ class EngineConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_u
     long_prefill_token_threshold: int = 0
     watermark_blocks: int = 0
     admit_full_sequence: bool = True
+    decode_stagger: int = 1
+    speculation: Speculation = "off"
+    num_speculative_tokens: int = 0
+    speculation_by_batch: tuple[tuple[int, int], ...] = ()
+    encoder_budget_tokens: int = 0
+    encoder_cache_tokens: int = 0
+    tenant_weights: dict[str, int] = {}
 
 
 class EngineOpened(Event, frozen=True, tag=True):
@@ -106,8 +121,20 @@ class WorkerLost(Event, frozen=True, tag=True):
     handles: list[int]
 
 
+class Media(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """A multimodal input: `num_tokens` places from `start` on in the prompt, filled by the encoder's output for `digest`."""
+
+    digest: str
+    start: int
+    num_tokens: int
+
+
 class RequestSubmitted(Event, frozen=True, tag=True):
-    """A request was admitted to the queue."""
+    """A request was admitted to the queue.
+
+    `tenant` counts under `fair_share`. `adapter`, `cache_salt` and `media` belong to the identity of its cached blocks.
+    `resumable`: a streaming-input session. `grammar`: its output is constrained; it waits until the grammar is ready.
+    """
 
     handle: int
     request_id: str
@@ -116,13 +143,53 @@ class RequestSubmitted(Event, frozen=True, tag=True):
     arrival_ns: int
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    adapter: str = ""
+    media: list[Media] = []
+    resumable: bool = False
+    grammar: str = ""
+
+
+class GrammarReady(Event, frozen=True, tag=True):
+    """A request's grammar is compiled: it may be scheduled."""
+
+    handle: int
+
+
+class SessionExtended(Event, frozen=True, tag=True):
+    """The next chunk of a session's input. Applied at once if the session is idle, else when its turn has ended."""
+
+    handle: int
+    token_ids: list[int]
+    sampling: Sampling
+
+
+class SessionClosed(Event, frozen=True, tag=True):
+    """A session's input has ended: the end of the last turn is the end of the request."""
+
+    handle: int
+
+
+class SessionTurnEnded(Event, frozen=True, tag=True):
+    """A session's turn has ended as a request would (`reason`, `stop_token_id`), but the session lives on.
+
+    Its blocks stay. What is in flight is dropped. The turn's last token, never computed, leaves the context when the next
+    chunk comes; it was delivered all the same. `num_output_tokens` counts this turn.
+    """
+
+    handle: int
+    reason: FinishReason
+    num_output_tokens: int
+    time_ns: int = 0
+    stop_token_id: int | None = None
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A request that enters the running batch with this step.
 
     `entry` is its index in the step's columns, `epoch` the epoch it runs in, `hit_block_ids` the cached blocks that it
-    shares: the first `len(hit_block_ids) * block_size` tokens are not computed again.
+    shares: the first `len(hit_block_ids) * block_size` tokens are not computed again. A session that kept its blocks comes
+    in with them and hits nothing.
     """
 
     entry: int
@@ -137,12 +204,31 @@ class BlockAllocation(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbi
     block_ids: list[int]
 
 
+class Drafts(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """Draft tokens of the scheduler's for an entry to verify."""
+
+    entry: int
+    token_ids: list[int]
+
+
+class EncoderInput(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """The entry's request needs its media item number `media`; `computed`: this step runs the encoder for it."""
+
+    entry: int
+    media: int
+    computed: bool
+
+
 class StepScheduled(Event, frozen=True, tag=True):
     """The work order of one step.
 
     Columns, one place per entry: `handles`; `num_tokens` to compute; `first_positions`, the position of the first of them.
     `chunk_entries` are the entries (by index) that end before the request's last known position and so sample nothing;
     every other entry samples. `evicted_block_ids` lost their cached content to the allocations of this step.
+
+    With speculation, `num_drafts` (a column, empty if all are 0) says how many of an entry's tokens are drafts to verify:
+    the last ones. Their ids are in `drafts`, or the worker's own where they aren't. Positions are as if every draft in
+    flight were accepted. `encoder_evictions` are digests dropped from the encoder cache before the step runs.
     """
 
     step: int
@@ -153,6 +239,17 @@ class StepScheduled(Event, frozen=True, tag=True):
     admissions: list[Admission] = []
     allocations: list[BlockAllocation] = []
     evicted_block_ids: list[int] = []
+    num_drafts: list[int] = []
+    drafts: list[Drafts] = []
+    encoder_inputs: list[EncoderInput] = []
+    encoder_evictions: list[str] = []
+
+
+class DraftsProposed(Event, frozen=True, tag=True):
+    """Someone outside the scheduler (a grammar's drafter, say) proposes tokens for a request's next step."""
+
+    handle: int
+    token_ids: list[int]
 
 
 class RequestPreempted(Event, frozen=True, tag=True):
@@ -179,7 +276,8 @@ class OutputDelivered(Event, frozen=True, tag=True):
 
     Columns, one place per entry: `handles`; `first_output_indices`, the output index of the entry's first token.
     `token_ids` is flat. `counts` says how many of them belong to each entry; empty means one each (an entry that samples
-    nothing has count 0).
+    nothing has count 0). `accepted_drafts` (empty if the step had no drafts) counts what the verification accepted; after
+    a stop inside an accepted run, `counts` is smaller: what follows the stop is not output.
     """
 
     step: int
@@ -187,6 +285,7 @@ class OutputDelivered(Event, frozen=True, tag=True):
     token_ids: list[int]
     first_output_indices: list[int]
     counts: list[int] = []
+    accepted_drafts: list[int] = []
 
 
 class StaleOutputConsumed(Event, frozen=True, tag=True):
@@ -204,6 +303,7 @@ class StaleOutputConsumed(Event, frozen=True, tag=True):
     counts: list[int]
     token_ids: list[int]
     first_output_indices: list[int]
+    accepted_drafts: list[int] = []
 
 
 class RequestFinished(Event, frozen=True, tag=True):
@@ -229,6 +329,17 @@ class CacheReset(Event, frozen=True, tag=True):
     reset_running: bool
 
 
+class EnginePaused(Event, frozen=True, tag=True):
+    """Scheduling is held back: `new`, nobody comes in who never ran; `all`, no step at all; `drain`, as `new`, and
+    submissions are refused."""
+
+    mode: PauseMode
+
+
+class EngineResumed(Event, frozen=True, tag=True):
+    """Scheduling goes on."""
+
+
 class StateDigest(Event, frozen=True, tag=True):
     """What the folded state hashed to just before this event. Replay checks itself against it (law L11)."""
 
@@ -241,13 +352,20 @@ AnyEvent = (
     | WorkerStarted
     | WorkerLost
     | RequestSubmitted
+    | GrammarReady
+    | SessionExtended
+    | SessionClosed
+    | SessionTurnEnded
     | StepScheduled
+    | DraftsProposed
     | RequestPreempted
     | OutputDelivered
     | StaleOutputConsumed
     | RequestFinished
     | RequestAborted
     | CacheReset
+    | EnginePaused
+    | EngineResumed
     | StateDigest
 )
 EVENT_TYPES: tuple[type[Event], ...] = AnyEvent.__args__

@@ -12,28 +12,60 @@ from bisect import bisect_left
 from collections.abc import Callable
 from operator import attrgetter
 
-from refold.journal.events import Policy
-from refold.projections.requests import FINISHED, PREEMPTED, RUNNING, WAITING, Request
+from refold.journal.events import EngineConfig, Policy
+from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request
 
-QueueKey = tuple[int, int]
+_SHARE = 1 << 20
 
-QUEUE_KEYS: dict[Policy, Callable[[Request], QueueKey]] = {
-    "fcfs": lambda r: (0, r.handle),
-    "priority": lambda r: (r.priority, r.handle),
+
+class Queues:
+    """`waiting` and `running`, each sorted by `queue_key`, and `idle`: sessions between two chunks of input.
+
+    Under `fair_share`, `tenant_tags` holds the tag at which a tenant's next request starts, and `virtual_now` the tag of
+    the last request admitted (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). A tenant that was away
+    starts at now: it saves nothing up, and a busy one can't push it back.
+    """
+
+    __slots__ = ("idle", "running", "tenant_tags", "virtual_now", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.idle: list[Request] = []
+        self.tenant_tags: dict[str, int] = {}
+        self.virtual_now = 0
+
+
+def _fcfs_key(queues: Queues, request: Request, config: EngineConfig) -> tuple[int, int]:  # noqa: ARG001
+    return (0, request.handle)
+
+
+def _priority_key(queues: Queues, request: Request, config: EngineConfig) -> tuple[int, int]:  # noqa: ARG001
+    return (request.priority, request.handle)
+
+
+def _fair_share_key(queues: Queues, request: Request, config: EngineConfig) -> tuple[int, int]:
+    """The start tag; the tenant's next one comes later by what this request may cost, divided by the tenant's weight."""
+    start = max(queues.virtual_now, queues.tenant_tags.get(request.tenant, 0))
+    cost = request.max_total_tokens * _SHARE // config.tenant_weights.get(request.tenant, 1)
+    queues.tenant_tags[request.tenant] = start + cost
+    return (start, request.handle)
+
+
+QUEUE_KEYS: dict[Policy, Callable[[Queues, Request, EngineConfig], tuple[int, int]]] = {
+    "fcfs": _fcfs_key,
+    "priority": _priority_key,
+    "fair_share": _fair_share_key,
 }
 """Policy -> key. The handle is the order of arrival and makes the order total."""
 
 _by_key = attrgetter("queue_key")
 
 
-class Queues:
-    """`waiting` and `running`, each sorted by `queue_key`."""
-
-    __slots__ = ("running", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
+def arrive(queues: Queues, request: Request, config: EngineConfig) -> None:
+    """Give a new request its place in the order, and put it in the waiting queue."""
+    request.queue_key = QUEUE_KEYS[config.policy](queues, request, config)
+    enter(queues, request, WAITING)
 
 
 def enter(queues: Queues, request: Request, status: str) -> None:
@@ -41,6 +73,8 @@ def enter(queues: Queues, request: Request, status: str) -> None:
     request.status = status
     queue = _queue_of(queues, status)
     queue.insert(bisect_left(queue, request.queue_key, key=_by_key), request)
+    if status is RUNNING and request.queue_key[0] > queues.virtual_now:
+        queues.virtual_now = request.queue_key[0]
 
 
 def leave(queues: Queues, request: Request) -> None:
@@ -51,16 +85,23 @@ def leave(queues: Queues, request: Request) -> None:
     del queue[index]
 
 
-def reorder(queues: Queues, policy: Policy) -> None:
-    """Sort both queues anew, under another policy."""
-    key = QUEUE_KEYS[policy]
-    for queue in (queues.waiting, queues.running):
-        for request in queue:
-            request.queue_key = key(request)
+def reorder(queues: Queues, config: EngineConfig) -> None:
+    """Give every request its place anew, in order of arrival, under another configuration."""
+    queues.tenant_tags.clear()
+    queues.virtual_now = 0
+    for request in sorted((*queues.waiting, *queues.running, *queues.idle), key=attrgetter("handle")):
+        request.queue_key = QUEUE_KEYS[config.policy](queues, request, config)
+    for queue in (queues.waiting, queues.running, queues.idle):
         queue.sort(key=_by_key)
+
+
+def forget_past(queues: Queues) -> None:
+    """Drop the tags of tenants that have nothing ahead of now: they would start at now anyway."""
+    past = [tenant for tenant, tag in queues.tenant_tags.items() if tag <= queues.virtual_now]
+    for tenant in past:
+        del queues.tenant_tags[tenant]
 
 
 def _queue_of(queues: Queues, status: str) -> list[Request]:
     assert status is not FINISHED, "a finished request is in no queue"
-    assert status in (WAITING, PREEMPTED, RUNNING), status
-    return queues.running if status is RUNNING else queues.waiting
+    return {RUNNING: queues.running, WAITING: queues.waiting, PREEMPTED: queues.waiting, IDLE: queues.idle}[status]

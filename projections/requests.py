@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from refold.journal.events import EngineConfig, FinishReason, RequestSubmitted, Sampling
+from refold.journal.events import EngineConfig, FinishReason, Media, RequestSubmitted, Sampling, SessionExtended
 
-WAITING, RUNNING, PREEMPTED, FINISHED = "waiting", "running", "preempted", "finished"
+WAITING, RUNNING, PREEMPTED, IDLE, FINISHED = "waiting", "running", "preempted", "idle", "finished"
 
 REMEMBERED_FINISHED_IDS = 65_536
 """How many finished requests still hold their client id against reuse. Bounded, so that an engine can run for ever."""
@@ -32,17 +32,27 @@ class Request:
     """One request, live or finished with entries still in flight. Changed by appliers only."""
 
     __slots__ = (
+        "adapter",
         "arrival_ns",
         "block_hashes",
         "block_ids",
         "cache_salt",
+        "chunks",
+        "drafts",
         "epoch",
         "finish_reason",
+        "grammar",
         "handle",
+        "idle_since_ns",
+        "input_closed",
+        "last_sampling_step",
         "max_total_tokens",
+        "media",
+        "media_held",
         "min_total_tokens",
         "num_computed_tokens",
         "num_deliverable_stale_tokens",
+        "num_earlier_outputs",
         "num_in_flight_tokens",
         "num_output_placeholders",
         "num_preemptions",
@@ -53,10 +63,13 @@ class Request:
         "priority",
         "queue_key",
         "request_id",
+        "resumable",
         "sampling",
         "status",
         "stop_ids",
+        "tenant",
         "tokens",
+        "waits_for_grammar",
     )
 
     def __init__(self, event: RequestSubmitted, config: EngineConfig) -> None:
@@ -66,6 +79,19 @@ class Request:
         self.arrival_ns = event.arrival_ns
         self.priority = event.priority
         self.cache_salt = event.cache_salt
+        self.tenant = event.tenant
+        self.adapter = event.adapter
+        self.media = event.media
+        self.media_held: set[int] = set()
+        self.grammar = event.grammar
+        self.waits_for_grammar = bool(event.grammar)
+        self.resumable = event.resumable
+        self.chunks: deque[SessionExtended] = deque()
+        self.input_closed = not event.resumable
+        self.idle_since_ns = 0
+        self.drafts: list[int] = []
+        self.last_sampling_step = -1
+        self.num_earlier_outputs = 0
         self.tokens = list(event.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
         self.queue_key: tuple[int, int] = (0, self.handle)
@@ -89,20 +115,31 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far; of a session, in this turn."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def next_output_index(self) -> int:
+        """The index of the next output, counted over all turns."""
+        return self.num_earlier_outputs + len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def next_position(self) -> int:
+        """The first position that is certain not to be rolled back: all before it are computed, or in flight and known."""
+        return self.num_computed_tokens - self.num_output_placeholders
 
 
 class RequestTable:
-    """All requests that the engine still has to do with, by handle, in order of admission."""
+    """All requests that the engine still has to do with, by handle, in order of admission; `sessions` are the live sessions."""
 
-    __slots__ = ("by_handle", "finished_ids", "handle_by_id", "next_handle")
+    __slots__ = ("by_handle", "finished_ids", "handle_by_id", "next_handle", "sessions")
 
     def __init__(self) -> None:
         self.by_handle: dict[int, Request] = {}
         self.handle_by_id: dict[str, int] = {}
         self.finished_ids: deque[str] = deque()
         self.next_handle = 1
+        self.sessions: dict[int, Request] = {}
 
     def live(self) -> list[Request]:
         """Requests that have not finished, in order of admission."""
@@ -121,9 +158,14 @@ def configure(request: Request, config: EngineConfig) -> None:
     request.min_total_tokens = prompt + sampling.min_tokens
     eos = () if sampling.ignore_eos else config.eos_token_ids
     request.stop_ids = frozenset((*sampling.stop_token_ids, *eos))
-    request.block_hashes = []
     if config.enable_prefix_caching:
         extend_block_hashes(request, config.block_size)
+
+
+def reconfigure(request: Request, config: EngineConfig) -> None:
+    """As `configure`, for a configuration that may cut blocks in another way."""
+    request.block_hashes = []
+    configure(request, config)
 
 
 def submit(table: RequestTable, event: RequestSubmitted, config: EngineConfig) -> Request:
@@ -133,10 +175,12 @@ def submit(table: RequestTable, event: RequestSubmitted, config: EngineConfig) -
     table.by_handle[event.handle] = request
     table.handle_by_id[event.request_id] = event.handle
     table.next_handle += 1
+    if event.resumable:
+        table.sessions[event.handle] = request
     return request
 
 
-def schedule(entries: Sequence[Request], num_tokens: Sequence[int], sampling: Iterable[Request]) -> None:
+def schedule(step: int, entries: Sequence[Request], num_tokens: Sequence[int], sampling: Iterable[Request]) -> None:
     """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
     for request, n in zip(entries, num_tokens, strict=True):
         request.num_computed_tokens += n
@@ -144,6 +188,14 @@ def schedule(entries: Sequence[Request], num_tokens: Sequence[int], sampling: It
     for request in sampling:
         request.num_output_placeholders += 1
         request.num_sampling_in_flight += 1
+        request.last_sampling_step = step
+
+
+def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> None:
+    """Count the drafts among them. Attached drafts are used up, however many fitted."""
+    for request, drafts in zip(entries, num_drafts, strict=True):
+        request.num_output_placeholders += drafts
+        request.drafts = []
 
 
 def settle_current(entries: Sequence[Request], num_tokens: Iterable[int], sampling: Iterable[Request]) -> None:
@@ -155,6 +207,19 @@ def settle_current(entries: Sequence[Request], num_tokens: Iterable[int], sampli
         request.num_output_placeholders -= 1
         request.num_sampling_in_flight -= 1
         assert request.num_output_placeholders >= 0, request.request_id
+
+
+def settle_drafts(entries: Iterable[Request], num_drafts: Iterable[int], counts: Iterable[int]) -> None:
+    """Count their drafts: what was rejected, or cut off by a stop, was not computed after all.
+
+    `counts` are the tokens kept of each entry, the one behind the last accepted draft included.
+    """
+    for request, drafts, count in zip(entries, num_drafts, counts, strict=True):
+        if drafts:
+            assert 1 <= count <= drafts + 1, (request.request_id, count, drafts)
+            request.num_output_placeholders -= drafts
+            request.num_computed_tokens -= drafts + 1 - count
+            assert request.num_output_placeholders >= 0, request.request_id
 
 
 def settle_stale(request: Request, n: int, deliverable: bool) -> None:
@@ -182,6 +247,7 @@ def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
     request.num_deliverable_stale_tokens = num_deliverable_stale_tokens
     request.num_output_placeholders = 0
     request.num_sampling_in_flight = 0
+    request.drafts = []
 
 
 def forget_computed(request: Request) -> list[int]:
@@ -189,6 +255,38 @@ def forget_computed(request: Request) -> list[int]:
     released, request.block_ids = request.block_ids, []
     request.num_computed_tokens = 0
     request.num_published_blocks = 0
+    return released
+
+
+def end_turn(request: Request, time_ns: int) -> None:
+    """A session's turn has ended: go back to what can't be rolled back, and keep the blocks. Before the epoch rises."""
+    request.num_computed_tokens = request.next_position
+    assert 0 <= request.num_computed_tokens < len(request.tokens), (request.request_id, request.num_computed_tokens)
+    request.idle_since_ns = time_ns
+
+
+def begin_turn(request: Request, chunk: SessionExtended, config: EngineConfig) -> list[int]:
+    """Apply a chunk of input: the last token goes, outputs become prompt, the chunk follows. Returns blocks let go.
+
+    If that leaves nothing to compute, the last place is computed again, in a block of its own: a published one stays as
+    it is.
+    """
+    request.num_earlier_outputs = request.next_output_index
+    del request.tokens[-1]
+    assert len(request.tokens) >= request.num_computed_tokens, request.request_id
+    del request.block_hashes[len(request.tokens) // config.block_size :]
+    request.tokens += chunk.token_ids
+    request.num_prompt_tokens = len(request.tokens)
+    request.sampling = chunk.sampling
+    configure(request, config)
+    released: list[int] = []
+    if request.num_computed_tokens == len(request.tokens):
+        request.num_computed_tokens -= 1
+        last = request.num_computed_tokens // config.block_size
+        if last < request.num_published_blocks:
+            request.num_computed_tokens = last * config.block_size
+            released, request.block_ids = request.block_ids[last:], request.block_ids[:last]
+            request.num_published_blocks = last
     return released
 
 
@@ -204,6 +302,7 @@ def finish(table: RequestTable, request: Request, reason: FinishReason) -> None:
     assert request.status is not FINISHED, request.request_id
     request.status = FINISHED
     request.finish_reason = reason
+    table.sessions.pop(request.handle, None)
     table.finished_ids.append(request.request_id)
     if len(table.finished_ids) > REMEMBERED_FINISHED_IDS:
         del table.handle_by_id[table.finished_ids.popleft()]
@@ -229,15 +328,23 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
     """
     hashes, layout = request.block_hashes, _block_layout(block_size)
     for i in range(len(hashes), len(request.tokens) // block_size):
-        parent = hashes[i - 1] if i else root_hash(request.cache_salt)
-        hashes.append(block_hash(parent, layout.pack(*request.tokens[i * block_size : (i + 1) * block_size])))
+        start = i * block_size
+        parent = hashes[i - 1] if i else root_hash(request.cache_salt, request.adapter)
+        media = media_identity(request.media, start, block_size) if request.media else b""
+        hashes.append(block_hash(parent, layout.pack(*request.tokens[start : start + block_size]), media))
 
 
-def block_hash(parent: bytes, packed_tokens: bytes) -> bytes:
+def block_hash(parent: bytes, packed_tokens: bytes, media: bytes = b"") -> bytes:
     """The chain hash of a block that follows one with hash `parent`."""
-    return hashlib.sha256(parent + packed_tokens).digest()[:16]
+    return hashlib.sha256(parent + packed_tokens + media).digest()[:16]
 
 
-def root_hash(cache_salt: str) -> bytes:
-    """The parent of every first block under a salt."""
-    return hashlib.sha256(b"refold block 1\x00" + cache_salt.encode()).digest()[:16]
+def root_hash(cache_salt: str, adapter: str = "") -> bytes:
+    """The parent of every first block under a salt and an adapter."""
+    return hashlib.sha256(f"refold block 1\x00{adapter}\x00{cache_salt}".encode()).digest()[:16]
+
+
+def media_identity(media: Iterable[Media], start: int, block_size: int) -> bytes:
+    """Which media a block holds, and where in it: the tokens of two pictures are the same placeholders."""
+    inside = [m for m in media if m.start < start + block_size and m.start + m.num_tokens > start]
+    return "".join(f"\x00{m.digest}@{m.start - start}" for m in inside).encode()

@@ -30,8 +30,10 @@ class InFlightStep:
     __slots__ = (
         "chunk_entries",
         "delivered",
+        "encoded",
         "epochs",
         "handles",
+        "num_drafts",
         "num_tokens",
         "num_unresolved",
         "pending_publications",
@@ -46,6 +48,8 @@ class InFlightStep:
         self.requests = requests
         self.handles = event.handles
         self.num_tokens = event.num_tokens
+        self.num_drafts = event.num_drafts
+        self.encoded: list[str] = []
         self.chunk_entries = frozenset(event.chunk_entries)
         self.epochs = [request.epoch for request in requests]
         self.stale: dict[int, StalePolicy] = {}

@@ -5,7 +5,7 @@ it alone. What was admitted once is never refused later, except by a new configu
 """
 
 from refold.journal.errors import Rejected
-from refold.journal.events import EngineConfig, Event, RequestSubmitted
+from refold.journal.events import EngineConfig, Event, RequestSubmitted, Sampling
 from refold.scheduler.commands import SubmitRequest
 from refold.scheduler.state import State
 
@@ -17,9 +17,14 @@ def submit_request(state: State, command: SubmitRequest) -> list[Event]:
     """Admit a request to the queue."""
     if not state.is_open:
         raise Rejected(f"request {command.request_id!r}: the engine is closed; open it first")
+    if state.paused == "drain":
+        raise Rejected(
+            f"request {command.request_id!r}: the engine is draining; send it to another, or wait for it to resume"
+        )
     _check_identity(state, command)
     _check_prompt(command, state.config)
-    _check_sampling(command)
+    _check_media(command, state.config)
+    check_sampling(command.request_id, command.sampling)
     _check_fits(command, state.config)
     return [
         RequestSubmitted(
@@ -30,6 +35,11 @@ def submit_request(state: State, command: SubmitRequest) -> list[Event]:
             arrival_ns=command.arrival_ns,
             priority=command.priority,
             cache_salt=command.cache_salt,
+            tenant=command.tenant,
+            adapter=command.adapter,
+            media=command.media,
+            resumable=command.resumable,
+            grammar=command.grammar,
         )
     ]
 
@@ -69,16 +79,38 @@ def _check_prompt(command: SubmitRequest, config: EngineConfig) -> None:
             f"request {command.request_id!r}: the prompt has {len(prompt)} tokens, the model takes {config.max_model_len} "
             f"with at least one of them generated; shorten the prompt to {config.max_model_len - 1}"
         )
-    if not all(type(token) is int and 0 <= token < config.vocab_size for token in prompt):
-        index = next(i for i, t in enumerate(prompt) if type(t) is not int or not 0 <= t < config.vocab_size)
+    check_prompt_tokens(command.request_id, prompt, config)
+
+
+def check_prompt_tokens(request_id: str, tokens: list[int], config: EngineConfig) -> None:
+    """Refuse tokens that the model doesn't have."""
+    if not all(type(token) is int and 0 <= token < config.vocab_size for token in tokens):
+        index = next(i for i, t in enumerate(tokens) if type(t) is not int or not 0 <= t < config.vocab_size)
         raise Rejected(
-            f"request {command.request_id!r}: prompt token {prompt[index]!r} at index {index} is not one of the model's "
+            f"request {request_id!r}: prompt token {tokens[index]!r} at index {index} is not one of the model's "
             f"{config.vocab_size} tokens (0 to {config.vocab_size - 1})"
         )
 
 
-def _check_sampling(command: SubmitRequest) -> None:
-    sampling = command.sampling
+def _check_media(command: SubmitRequest, config: EngineConfig) -> None:
+    end = 0
+    room = min(config.encoder_budget_tokens, config.encoder_cache_tokens)
+    for media in command.media:
+        if media.start < end or media.num_tokens < 1 or media.start + media.num_tokens > len(command.prompt_token_ids):
+            raise Rejected(
+                f"request {command.request_id!r}: media {media.digest[:16]!r} at {media.start}, {media.num_tokens} places, "
+                "overlaps another or leaves the prompt; give spans in order, inside the prompt"
+            )
+        if media.num_tokens > room:
+            raise Rejected(
+                f"request {command.request_id!r}: media {media.digest[:16]!r} has {media.num_tokens} embeddings, the encoder "
+                f"takes {room} at a time; raise encoder_budget_tokens and encoder_cache_tokens"
+            )
+        end = media.start + media.num_tokens
+
+
+def check_sampling(request_id: str, sampling: Sampling) -> None:
+    """Refuse parameters out of range."""
     checks = (
         (1 <= sampling.max_tokens < 2**31, f"max_tokens is {sampling.max_tokens}; give at least 1"),
         (0 <= sampling.min_tokens <= sampling.max_tokens, f"min_tokens is {sampling.min_tokens}; give 0 to max_tokens"),
@@ -89,7 +121,7 @@ def _check_sampling(command: SubmitRequest) -> None:
     )
     for holds, complaint in checks:
         if not holds:
-            raise Rejected(f"request {command.request_id!r}: {complaint}")
+            raise Rejected(f"request {request_id!r}: {complaint}")
 
 
 def _check_fits(command: SubmitRequest, config: EngineConfig) -> None:

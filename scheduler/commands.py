@@ -6,7 +6,7 @@ Time, randomness and identity come in with the command, drawn by the shell. A co
 
 import msgspec
 
-from refold.journal.events import EngineConfig, Sampling
+from refold.journal.events import EngineConfig, Media, PauseMode, Sampling
 
 
 class Command(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -50,6 +50,54 @@ class SubmitRequest(Command, frozen=True):
     arrival_ns: int
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    adapter: str = ""
+    media: list[Media] = []
+    resumable: bool = False
+    grammar: str = ""
+
+
+class ReadyGrammar(Command, frozen=True):
+    """A request's grammar is compiled. Of an id that is not live or waits for none: nothing happens."""
+
+    request_id: str
+
+
+class ExtendSession(Command, frozen=True):
+    """Queue the next chunk of a session's input; it may be empty (go on). Rejected if the session is closed or can't hold it."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling: Sampling
+
+
+class CloseSession(Command, frozen=True):
+    """A session's input has ended. Of one that is closed or not live: nothing happens."""
+
+    request_id: str
+
+
+class ExpireSessions(Command, frozen=True):
+    """Close the sessions that have been idle since `idle_before_ns` or longer."""
+
+    idle_before_ns: int
+
+
+class ProposeDrafts(Command, frozen=True):
+    """Propose drafts for a request's next step. Of an id that is not live, or with tokens in flight: nothing happens."""
+
+    request_id: str
+    token_ids: list[int]
+
+
+class PauseEngine(Command, frozen=True):
+    """Hold scheduling back, see `EnginePaused`."""
+
+    mode: PauseMode = "all"
+
+
+class ResumeEngine(Command, frozen=True):
+    """Let scheduling go on. When nothing is paused: nothing happens."""
 
 
 class AbortRequest(Command, frozen=True):
@@ -71,13 +119,18 @@ class ScheduleStep(Command, frozen=True):
 
 
 class CompleteStep(Command, frozen=True):
-    """A step's output came back, in the columns of `refold.gpu.batch.StepOutput`."""
+    """A step's output came back, in the columns of `refold.gpu.batch.StepOutput`.
+
+    `refused_entries` are entries whose tokens their grammar refuses. `time_ns` starts the idle time of sessions.
+    """
 
     step: int
     generation: int
     counts: list[int]
     token_ids: list[int]
     positions: list[int]
+    refused_entries: list[int] = []
+    time_ns: int = 0
 
 
 class ResetCache(Command, frozen=True):

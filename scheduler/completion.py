@@ -9,7 +9,14 @@ A worker is not trusted. An answer in the wrong shape, for the wrong position or
 """
 
 from refold.journal.errors import Rejected, WorkerLost
-from refold.journal.events import Event, FinishReason, OutputDelivered, RequestFinished, StaleOutputConsumed
+from refold.journal.events import (
+    Event,
+    FinishReason,
+    OutputDelivered,
+    RequestFinished,
+    SessionTurnEnded,
+    StaleOutputConsumed,
+)
 from refold.projections.requests import Request
 from refold.projections.steps import InFlightStep
 from refold.scheduler.commands import CompleteStep
@@ -19,13 +26,14 @@ from refold.scheduler.state import State
 class _Delivered:
     """Columns of an `OutputDelivered` in the making."""
 
-    __slots__ = ("counts", "first_output_indices", "handles", "token_ids")
+    __slots__ = ("accepted", "counts", "first_output_indices", "handles", "token_ids")
 
     def __init__(self) -> None:
         self.handles: list[int] = []
         self.counts: list[int] = []
         self.token_ids: list[int] = []
         self.first_output_indices: list[int] = []
+        self.accepted: list[int] = []
 
 
 class _Stale(_Delivered):
@@ -43,10 +51,10 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
     """The facts of a step that came back."""
     step = _expected_step(state, command)
     _check_shape(step, command, state.config.vocab_size)
-    if not step.stale and not step.chunk_entries:
+    if not (step.stale or step.chunk_entries or step.num_drafts or command.refused_entries):
         return _complete_decode(step, command)
     delivered, stale = _Delivered(), _Stale()
-    finished: list[Event] = []
+    ends: list[Event] = []
     offset = 0
     for entry, request in enumerate(step.requests):
         count, policy = command.counts[entry], step.stale.get(entry)
@@ -54,13 +62,13 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
         offset += count
         if count and policy != "drop":
             _check_position(request, step, command.positions[entry])
-            _add_end(finished, request, tokens[-1])
-        if policy is None:
-            _add(delivered, request, tokens)
-        else:
-            _add(stale, request, tokens)
+            refused = entry in command.refused_entries
+            tokens = _kept(ends, request, tokens, command.time_ns, refused=refused)
+        columns = delivered if policy is None else stale
+        _add(columns, request, tokens, max(count - 1, 0))
+        if policy is not None:
             _add_fate(stale, step.num_tokens[entry], delivered=policy == "deliver" and count > 0)
-    return _events(step, delivered, stale, finished)
+    return _events(step, delivered, stale, ends)
 
 
 def _complete_decode(step: InFlightStep, command: CompleteStep) -> list[Event]:
@@ -69,22 +77,25 @@ def _complete_decode(step: InFlightStep, command: CompleteStep) -> list[Event]:
     if lengths != command.positions:
         for request, position in zip(step.requests, command.positions, strict=True):
             _check_position(request, step, position)
-    finished: list[Event] = []
+    ends: list[Event] = []
     for request, token, length in zip(step.requests, command.token_ids, lengths, strict=True):
         if token in request.stop_ids or length + 1 >= request.max_total_tokens:
-            _add_end(finished, request, token)
-    firsts = [length - request.num_prompt_tokens for length, request in zip(lengths, step.requests, strict=True)]
+            _kept(ends, request, [token], command.time_ns, refused=False)
     delivered = OutputDelivered(
-        step=step.step, handles=step.handles, token_ids=command.token_ids, first_output_indices=firsts
+        step=step.step,
+        handles=step.handles,
+        token_ids=command.token_ids,
+        first_output_indices=[request.next_output_index for request in step.requests],
     )
-    return [delivered, *finished]
+    return [delivered, *ends]
 
 
-def _add(columns: _Delivered, request: Request, tokens: list[int]) -> None:
+def _add(columns: _Delivered, request: Request, tokens: list[int], accepted: int) -> None:
     columns.handles.append(request.handle)
     columns.counts.append(len(tokens))
     columns.token_ids += tokens
-    columns.first_output_indices.append(len(request.tokens) - request.num_prompt_tokens)
+    columns.accepted.append(accepted)
+    columns.first_output_indices.append(request.next_output_index)
 
 
 def _add_fate(stale: _Stale, num_tokens: int, *, delivered: bool) -> None:
@@ -94,24 +105,39 @@ def _add_fate(stale: _Stale, num_tokens: int, *, delivered: bool) -> None:
         stale.first_output_indices[-1] = -1
 
 
-def _add_end(finished: list[Event], request: Request, token: int) -> None:
-    """Add the end that this token brings, if it does: a stop token first, then the limits."""
-    total = len(request.tokens) + 1
-    reason: FinishReason
-    stop: int | None
-    if token in request.stop_ids and total > request.min_total_tokens:
-        reason, stop = "stop", token
-    elif total >= request.max_total_tokens:
-        reason, stop = "length", None
-    else:
-        return
-    outputs = total - request.num_prompt_tokens
-    finished.append(
-        RequestFinished(handle=request.handle, reason=reason, num_output_tokens=outputs, stop_token_id=stop)
-    )
+def _kept(ends: list[Event], request: Request, tokens: list[int], time_ns: int, *, refused: bool) -> list[int]:
+    """The tokens up to the end that they bring, if they bring one: a stop token first, then the limits."""
+    for i, token in enumerate(tokens):
+        total = len(request.tokens) + i + 1
+        if token in request.stop_ids and total > request.min_total_tokens:
+            ends.append(_end(request, "stop", i + 1, token, time_ns, refused=refused))
+            return tokens[: i + 1]
+        if total >= request.max_total_tokens:
+            ends.append(_end(request, "length", i + 1, None, time_ns, refused=refused))
+            return tokens[: i + 1]
+    if refused:
+        ends.append(_end(request, "error", len(tokens), None, time_ns, refused=True))
+    return tokens
 
 
-def _events(step: InFlightStep, delivered: _Delivered, stale: _Stale, finished: list[Event]) -> list[Event]:
+def _end(
+    request: Request, reason: FinishReason, num_new: int, stop: int | None, time_ns: int, *, refused: bool
+) -> RequestFinished | SessionTurnEnded:
+    """The end of the request, or of a session's turn; a refusal by the grammar ends a session too."""
+    if refused:
+        outputs = request.next_output_index + num_new
+        message = f"the grammar {request.grammar!r} refuses the last token"
+        return RequestFinished(handle=request.handle, reason="error", num_output_tokens=outputs, message=message)
+    if request.chunks or not request.input_closed:
+        outputs = request.num_output_tokens + num_new
+        return SessionTurnEnded(
+            handle=request.handle, reason=reason, num_output_tokens=outputs, stop_token_id=stop, time_ns=time_ns
+        )
+    outputs = request.next_output_index + num_new
+    return RequestFinished(handle=request.handle, reason=reason, num_output_tokens=outputs, stop_token_id=stop)
+
+
+def _events(step: InFlightStep, delivered: _Delivered, stale: _Stale, ends: list[Event]) -> list[Event]:
     events: list[Event] = []
     if delivered.handles:
         one_each = len(delivered.token_ids) == len(delivered.handles) and 0 not in delivered.counts
@@ -122,6 +148,7 @@ def _events(step: InFlightStep, delivered: _Delivered, stale: _Stale, finished: 
                 token_ids=delivered.token_ids,
                 first_output_indices=delivered.first_output_indices,
                 counts=[] if one_each else delivered.counts,
+                accepted_drafts=delivered.accepted if step.num_drafts else [],
             )
         )
     if stale.handles:
@@ -134,9 +161,10 @@ def _events(step: InFlightStep, delivered: _Delivered, stale: _Stale, finished: 
                 counts=stale.counts,
                 token_ids=stale.token_ids,
                 first_output_indices=stale.first_output_indices,
+                accepted_drafts=stale.accepted if step.num_drafts else [],
             )
         )
-    return [*events, *finished]
+    return [*events, *ends]
 
 
 def _expected_step(state: State, command: CompleteStep) -> InFlightStep:
@@ -160,13 +188,17 @@ def _check_shape(step: InFlightStep, command: CompleteStep, vocab_size: int) -> 
             f"worker answered step {step.step} with {len(command.counts)} counts and {len(command.positions)} positions "
             f"for {size} entries"
         )
-    expected = [1] * size
+    most = [1 + drafts for drafts in step.num_drafts] if step.num_drafts else [1] * size
     for entry in step.chunk_entries:
-        expected[entry] = 0
-    if command.counts != expected or len(command.token_ids) != sum(expected):
+        most[entry] = 0
+    if step.num_drafts:
+        right = all(min(m, 1) <= count <= m for count, m in zip(command.counts, most, strict=True))
+    else:
+        right = command.counts == most
+    if not right or len(command.token_ids) != sum(command.counts):
         raise WorkerLost(
             f"worker answered step {step.step} with counts {command.counts[:20]} and {len(command.token_ids)} tokens; "
-            f"{expected[:20]} were asked for, {sum(expected)} in all"
+            f"at most {most[:20]} were asked for"
         )
     if command.token_ids and not 0 <= min(command.token_ids) <= max(command.token_ids) < vocab_size:
         raise WorkerLost(

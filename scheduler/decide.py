@@ -10,18 +10,36 @@ from collections.abc import Callable
 from typing import Any
 
 from refold.journal.errors import Rejected
-from refold.journal.events import CacheReset, Event, RequestAborted, RequestFinished, StateDigest
-from refold.scheduler.admission import submit_request
+from refold.journal.events import (
+    CacheReset,
+    DraftsProposed,
+    EnginePaused,
+    EngineResumed,
+    Event,
+    GrammarReady,
+    RequestAborted,
+    RequestFinished,
+    StateDigest,
+)
+from refold.projections.requests import RUNNING
+from refold.scheduler.admission import check_prompt_tokens, submit_request
 from refold.scheduler.commands import (
     AbortRequest,
     CloseEngine,
+    CloseSession,
     Command,
     CompleteStep,
+    ExpireSessions,
+    ExtendSession,
     FailRequest,
     LoseWorker,
     OpenEngine,
+    PauseEngine,
+    ProposeDrafts,
+    ReadyGrammar,
     RecordDigest,
     ResetCache,
+    ResumeEngine,
     ScheduleStep,
     StartWorker,
     SubmitRequest,
@@ -30,6 +48,7 @@ from refold.scheduler.completion import complete_step
 from refold.scheduler.planning import plan_step
 from refold.scheduler.recovery import close_engine, lose_worker, open_engine, start_worker
 from refold.scheduler.scratch import preemption
+from refold.scheduler.sessions import close_session, expire_sessions, extend_session
 from refold.scheduler.state import State, digest
 
 
@@ -53,7 +72,7 @@ def _abort_request(state: State, command: AbortRequest) -> list[Event]:
         return []
     return [
         RequestAborted(handle=request.handle, cause=command.cause),
-        RequestFinished(handle=request.handle, reason="abort", num_output_tokens=request.num_output_tokens),
+        RequestFinished(handle=request.handle, reason="abort", num_output_tokens=request.next_output_index),
     ]
 
 
@@ -61,19 +80,43 @@ def _fail_request(state: State, command: FailRequest) -> list[Event]:
     request = state.requests.find_live(command.request_id)
     if request is None:
         return []
-    outputs = request.num_output_tokens
+    outputs = request.next_output_index
     return [RequestFinished(handle=request.handle, reason="error", num_output_tokens=outputs, message=command.message)]
 
 
 def _reset_cache(state: State, command: ResetCache) -> list[Event]:
     running = state.queues.running
-    if running and not command.reset_running:
+    holders = [r for r in state.requests.sessions.values() if r.status is not RUNNING and r.block_ids]
+    if (running or holders) and not command.reset_running:
         raise Rejected(
-            f"the prefix cache can't be reset while {len(running)} requests run: wait for them, or reset the running ones too"
+            f"the prefix cache can't be reset while {len(running)} requests run and {len(holders)} sessions hold blocks: "
+            "wait for them, or reset the running ones too"
         )
     free = state.pool.num_free
+    reclaims = [preemption(r, "session_reclaimed", "drop", None, 0, free) for r in holders]
     preemptions = [preemption(r, "cache_reset", "drop", None, 0, free) for r in reversed(running)]
-    return [*preemptions, CacheReset(reset_running=command.reset_running)]
+    return [*reclaims, *preemptions, CacheReset(reset_running=command.reset_running)]
+
+
+def _ready_grammar(state: State, command: ReadyGrammar) -> list[Event]:
+    request = state.requests.find_live(command.request_id)
+    return [GrammarReady(handle=request.handle)] if request is not None and request.waits_for_grammar else []
+
+
+def _propose_drafts(state: State, command: ProposeDrafts) -> list[Event]:
+    request = state.requests.find_live(command.request_id)
+    if request is None or request.num_in_flight_tokens or request.status is not RUNNING:
+        return []
+    check_prompt_tokens(command.request_id, command.token_ids, state.config)
+    return [DraftsProposed(handle=request.handle, token_ids=command.token_ids)]
+
+
+def _pause_engine(state: State, command: PauseEngine) -> list[Event]:
+    return [EnginePaused(mode=command.mode)] if state.paused != command.mode else []
+
+
+def _resume_engine(state: State, command: ResumeEngine) -> list[Event]:  # noqa: ARG001
+    return [EngineResumed()] if state.paused is not None else []
 
 
 def _record_digest(state: State, command: RecordDigest) -> list[Event]:  # noqa: ARG001
@@ -91,5 +134,12 @@ DECISIONS: dict[type[Command], Callable[[State, Any], list[Event]]] = {
     ScheduleStep: _schedule_step,
     CompleteStep: complete_step,
     ResetCache: _reset_cache,
+    ReadyGrammar: _ready_grammar,
+    ProposeDrafts: _propose_drafts,
+    ExtendSession: extend_session,
+    CloseSession: close_session,
+    ExpireSessions: expire_sessions,
+    PauseEngine: _pause_engine,
+    ResumeEngine: _resume_engine,
     RecordDigest: _record_digest,
 }

@@ -13,22 +13,31 @@ from typing import Any
 from refold.journal.events import (
     Admission,
     CacheReset,
+    DraftsProposed,
+    EncoderInput,
     EngineClosed,
     EngineOpened,
+    EnginePaused,
+    EngineResumed,
     Event,
+    GrammarReady,
     OutputDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
     RequestSubmitted,
+    SessionClosed,
+    SessionExtended,
+    SessionTurnEnded,
     StaleOutputConsumed,
     StateDigest,
     StepScheduled,
     WorkerLost,
     WorkerStarted,
 )
-from refold.projections import blocks, queues, requests, steps
-from refold.projections.requests import PREEMPTED, RUNNING, WAITING, Request
+from refold.projections import blocks, encoder, queues, requests, steps
+from refold.projections.encoder import EncoderCache
+from refold.projections.requests import IDLE, PREEMPTED, RUNNING, WAITING, Request
 from refold.projections.steps import InFlightStep, PendingPublication
 from refold.scheduler.state import State
 
@@ -56,9 +65,11 @@ def _engine_opened(state: State, event: EngineOpened) -> None:
     state.engine_epoch = event.engine_epoch
     state.is_open = True
     state.pool = blocks.BlockPool(event.config.num_blocks, event.config.block_size)
+    state.encoder = EncoderCache(event.config.encoder_cache_tokens)
+    state.paused = None
     for request in state.requests.live():
-        requests.configure(request, event.config)
-    queues.reorder(state.queues, event.config.policy)
+        requests.reconfigure(request, event.config)
+    queues.reorder(state.queues, event.config)
 
 
 def _engine_closed(state: State, event: EngineClosed) -> None:
@@ -86,11 +97,13 @@ def _worker_lost(state: State, event: WorkerLost) -> None:
         _start_over(state, state.requests.by_handle[handle])
     config = state.config
     state.pool = blocks.BlockPool(config.num_blocks, config.block_size)
+    state.encoder = EncoderCache(config.encoder_cache_tokens)
 
 
 def _start_over(state: State, request: Request) -> None:
     requests.raise_epoch(request, 0)
     requests.forget_computed(request)
+    request.media_held.clear()
     if request.status is RUNNING:
         queues.leave(state.queues, request)
         queues.enter(state.queues, request, PREEMPTED)
@@ -98,7 +111,50 @@ def _start_over(state: State, request: Request) -> None:
 
 def _request_submitted(state: State, event: RequestSubmitted) -> None:
     request = requests.submit(state.requests, event, state.config)
-    request.queue_key = queues.QUEUE_KEYS[state.config.policy](request)
+    queues.arrive(state.queues, request, state.config)
+    queues.forget_past(state.queues)
+
+
+def _grammar_ready(state: State, event: GrammarReady) -> None:
+    request = state.requests.by_handle[event.handle]
+    assert request.waits_for_grammar, request.request_id
+    request.waits_for_grammar = False
+
+
+def _session_extended(state: State, event: SessionExtended) -> None:
+    request = state.requests.by_handle[event.handle]
+    assert not request.input_closed, request.request_id
+    request.chunks.append(event)
+    if request.status is IDLE:
+        queues.leave(state.queues, request)
+        _begin_turn(state, request)
+
+
+def _session_closed(state: State, event: SessionClosed) -> None:
+    request = state.requests.by_handle[event.handle]
+    assert not request.input_closed, request.request_id
+    request.input_closed = True
+
+
+def _session_turn_ended(state: State, event: SessionTurnEnded) -> None:
+    request = state.requests.by_handle[event.handle]
+    assert event.num_output_tokens == request.num_output_tokens, request.request_id
+    assert request.resumable, request.request_id
+    queues.leave(state.queues, request)
+    if request.block_ids:
+        requests.end_turn(request, event.time_ns)
+    steps.mark_stale(state.window, request, "drop")
+    requests.raise_epoch(request, 0)
+    if request.chunks:
+        _begin_turn(state, request)
+    else:
+        queues.enter(state.queues, request, IDLE)
+
+
+def _begin_turn(state: State, request: Request) -> None:
+    """Apply the next chunk of a session that is in no queue, and let it wait for a place."""
+    released = requests.begin_turn(request, request.chunks.popleft(), state.config)
+    blocks.release(state.pool, released, steps.last_step_of(state.window, request))
     queues.enter(state.queues, request, WAITING)
 
 
@@ -113,6 +169,8 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
     for entry, block_ids in allocations.items():
         if entry < num_running:
             evicted += _allocate(state, entries[entry], block_ids)
+    for digest in event.encoder_evictions:
+        encoder.evict(state.encoder, digest)
     _enter_window(state, step, event, 0, num_running)
     for admission in event.admissions:
         entry = admission.entry
@@ -120,6 +178,28 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
         evicted += _allocate(state, entries[entry], allocations.get(entry, []))
         _enter_window(state, step, event, entry, entry + 1)
     assert evicted == event.evicted_block_ids, (evicted, event.evicted_block_ids)
+    for item in event.encoder_inputs:
+        _hold_media(state, step, entries[item.entry], item)
+
+
+def _hold_media(state: State, step: InFlightStep, request: Request, item: EncoderInput) -> None:
+    media = request.media[item.media]
+    if item.computed:
+        encoder.add(state.encoder, media.digest, media.num_tokens)
+    encoder.use(state.encoder, media.digest, request.handle)
+    request.media_held.add(item.media)
+    step.encoded.append(media.digest)
+
+
+def _let_go_media(state: State, request: Request, frontier: int | None = None) -> None:
+    """Stop using the media that end at or before `frontier`; all of them if None."""
+    for index in sorted(request.media_held):
+        media = request.media[index]
+        if frontier is not None and media.start + media.num_tokens > frontier:
+            continue
+        request.media_held.remove(index)
+        if not any(request.media[i].digest == media.digest for i in request.media_held):
+            encoder.stop_using(state.encoder, media.digest, request.handle)
 
 
 def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start: int, stop: int) -> None:
@@ -130,7 +210,9 @@ def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start:
         entries, num_tokens, firsts = entries[start:stop], num_tokens[start:stop], firsts[start:stop]
     assert firsts == [r.num_computed_tokens for r in entries], event.step
     sampling = [r for i, r in enumerate(entries, start) if i not in chunks] if chunks else entries
-    requests.schedule(entries, num_tokens, sampling)
+    requests.schedule(step.step, entries, num_tokens, sampling)
+    if step.num_drafts:
+        requests.schedule_drafts(entries, step.num_drafts[start:stop])
     for request, n, first in zip(entries, num_tokens, firsts, strict=True):
         if n > 1 or not (first + 1) % block_size:
             _publish_filled(state, step, request)
@@ -145,9 +227,11 @@ def _allocate(state: State, request: Request, block_ids: list[int]) -> list[int]
 def _admit(state: State, request: Request, admission: Admission) -> None:
     assert request.epoch == admission.epoch, (request.request_id, request.epoch, admission.epoch)
     assert request.num_deliverable_stale_tokens == 0, request.request_id
-    assert not request.block_ids, request.request_id
     queues.leave(state.queues, request)
     queues.enter(state.queues, request, RUNNING)
+    if request.block_ids:
+        assert not admission.hit_block_ids, request.request_id
+        return
     blocks.share(state.pool, admission.hit_block_ids)
     request.block_ids = list(admission.hit_block_ids)
     request.num_published_blocks = len(admission.hit_block_ids)
@@ -169,13 +253,14 @@ def _publish_filled(state: State, step: InFlightStep, request: Request) -> None:
 
 def _request_preempted(state: State, event: RequestPreempted) -> None:
     request = state.requests.by_handle[event.handle]
-    assert request.status is RUNNING, request.request_id
+    assert (request.status is RUNNING) == (event.reason != "session_reclaimed"), request.request_id
     assert event.num_stale_output_tokens == request.num_in_flight_tokens, request.request_id
-    queues.leave(state.queues, request)
     released = _end_epoch(state, request, event.stale_policy == "deliver")
     assert released == event.released_block_ids, request.request_id
-    request.num_preemptions += 1
-    queues.enter(state.queues, request, PREEMPTED)
+    if request.status is RUNNING:
+        request.num_preemptions += 1
+        queues.leave(state.queues, request)
+        queues.enter(state.queues, request, PREEMPTED)
 
 
 def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
@@ -185,21 +270,30 @@ def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
     requests.raise_epoch(request, deliverable)
     released = requests.forget_computed(request)
     blocks.release(state.pool, released, fence)
+    _let_go_media(state, request)
     return released
 
 
 def _output_delivered(state: State, event: OutputDelivered) -> None:
     step = state.window.in_flight[0]
     assert step.step == event.step, (step.step, event.step)
-    entries, num_tokens = step.requests, step.num_tokens
+    entries, num_tokens, num_drafts = step.requests, step.num_tokens, step.num_drafts
     if step.stale:
-        entries = [r for i, r in enumerate(entries) if i not in step.stale]
-        num_tokens = [n for i, n in enumerate(num_tokens) if i not in step.stale]
+        current = [i for i in range(len(entries)) if i not in step.stale]
+        entries = [entries[i] for i in current]
+        num_tokens = [num_tokens[i] for i in current]
+        num_drafts = [num_drafts[i] for i in current] if num_drafts else []
     assert event.handles == [r.handle for r in entries], event.step
-    assert event.first_output_indices == [len(r.tokens) - r.num_prompt_tokens for r in entries], event.step
+    assert event.first_output_indices == [r.next_output_index for r in entries], event.step
     sampling = [r for r, count in zip(entries, event.counts, strict=True) if count] if event.counts else entries
     requests.settle_current(entries, num_tokens, sampling)
+    if num_drafts:
+        requests.settle_drafts(entries, num_drafts, event.counts or [1] * len(entries))
+    if event.counts:
+        sampling = [r for r, count in zip(entries, event.counts, strict=True) for _ in range(count)]
     requests.append_tokens(sampling, event.token_ids, _hashed_block_size(state))
+    for request in entries if state.encoder.sizes else ():
+        _let_go_media(state, request, request.next_position)
     step.delivered = True
     _resolve(state, step, len(entries))
 
@@ -233,7 +327,8 @@ def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
     for request, epoch, full in step.pending_publications:
         if request.epoch != epoch:
             continue
-        known = min(full, len(request.block_hashes))
+        # The last token is known but not computed: where drafts were rejected, its place holds another's keys and values.
+        known = min(full, len(request.block_hashes), (len(request.tokens) - 1) // state.pool.block_size)
         for i in range(request.num_published_blocks, known):
             blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], None)
         request.num_published_blocks = max(request.num_published_blocks, known)
@@ -241,7 +336,7 @@ def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
 
 def _request_finished(state: State, event: RequestFinished) -> None:
     request = state.requests.by_handle[event.handle]
-    assert event.num_output_tokens == request.num_output_tokens, request.request_id
+    assert event.num_output_tokens == request.next_output_index, request.request_id
     queues.leave(state.queues, request)
     _end_epoch(state, request, deliver=False)
     requests.finish(state.requests, request, event.reason)
@@ -250,6 +345,19 @@ def _request_finished(state: State, event: RequestFinished) -> None:
 def _cache_reset(state: State, event: CacheReset) -> None:  # noqa: ARG001
     assert not state.queues.running, "a cache is reset with nothing running"
     blocks.forget_content(state.pool)
+    state.encoder = EncoderCache(state.config.encoder_cache_tokens)
+
+
+def _drafts_proposed(state: State, event: DraftsProposed) -> None:
+    state.requests.by_handle[event.handle].drafts = event.token_ids
+
+
+def _engine_paused(state: State, event: EnginePaused) -> None:
+    state.paused = event.mode
+
+
+def _engine_resumed(state: State, event: EngineResumed) -> None:  # noqa: ARG001
+    state.paused = None
 
 
 def _says_nothing_new(state: State, event: Event) -> None:
@@ -262,12 +370,19 @@ APPLIERS: dict[type[Event], Callable[[State, Any], None]] = {
     WorkerStarted: _worker_started,
     WorkerLost: _worker_lost,
     RequestSubmitted: _request_submitted,
+    GrammarReady: _grammar_ready,
+    SessionExtended: _session_extended,
+    SessionClosed: _session_closed,
+    SessionTurnEnded: _session_turn_ended,
     StepScheduled: _step_scheduled,
+    DraftsProposed: _drafts_proposed,
     RequestPreempted: _request_preempted,
     OutputDelivered: _output_delivered,
     StaleOutputConsumed: _stale_output_consumed,
     RequestFinished: _request_finished,
     RequestAborted: _says_nothing_new,
     CacheReset: _cache_reset,
+    EnginePaused: _engine_paused,
+    EngineResumed: _engine_resumed,
     StateDigest: _says_nothing_new,
 }

@@ -4,16 +4,18 @@ Each request's computed tokens catch up with its known tokens, as far as the bud
 decode and a recomputation after preemption are the same thing: `n` tokens from `num_computed_tokens` on. An entry that
 reaches the last known (or promised) position samples one more; one that doesn't is a chunk.
 
-First those who run, in the order of the policy; if one needs blocks that aren't there, the last in that order gives way.
-Then, if nobody had to give way and nobody waits for a fence, those who wait. A request whose deliverable stale output is
-still in flight is passed over: it would sample a position that is about to be filled.
+First those who run, in the order of the policy; if one needs blocks that aren't there, idle sessions give theirs up, then
+sessions that wait, then the last of those who run gives way. Then, if nobody had to give way and nobody waits for a fence,
+those who wait. A request whose deliverable stale output is still in flight is passed over: it would sample a position that
+is about to be filled.
 
-The step that is certain to reach a request's last token is its last: outputs known plus sampling entries in flight
-count against the limit, so no step is wasted at any depth of the window.
+What is in flight counts against a request's limit, drafts as if accepted, so no step is wasted at any depth of the window.
+Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
-from refold.journal.events import Admission, EngineConfig, Event
-from refold.projections.requests import Request
+from refold.journal.events import Admission, Event
+from refold.projections.requests import WAITING, Request
+from refold.scheduler import shaping
 from refold.scheduler.scratch import Plan
 from refold.scheduler.state import State
 
@@ -22,7 +24,10 @@ def plan_step(state: State) -> list[Event]:
     """The next step, with the preemptions that it takes; empty if there is nothing to do or no room in the window."""
     if not state.worker_alive or len(state.window.in_flight) >= state.config.max_in_flight_steps:
         return []
+    if state.paused == "all":
+        return []
     plan = Plan(state)
+    plan.num_speculative_tokens = shaping.drafts_for_batch(state.config, plan.num_running)
     _plan_running(plan)
     if not plan.preemptions and not plan.starved:
         _plan_waiting(plan)
@@ -30,15 +35,20 @@ def plan_step(state: State) -> list[Event]:
 
 
 def _plan_running(plan: Plan) -> None:
-    config, block_size, free = plan.state.config, plan.state.pool.block_size, plan.free
+    block_size, free, special = plan.block_size, plan.free, plan.is_special
     for index, request in enumerate(plan.state.queues.running):
         if index >= plan.num_running or not plan.token_budget:
             return
-        num_known, first = len(request.tokens), request.num_computed_tokens
-        if num_known + request.num_sampling_in_flight >= request.max_total_tokens:
+        end, first = len(request.tokens) + request.num_output_placeholders, request.num_computed_tokens
+        if end >= request.max_total_tokens:
             continue
-        wanted = num_known + request.num_output_placeholders - first
-        n = 1 if wanted == 1 else _capped(wanted, config, plan.token_budget)
+        n = wanted = end - first
+        shape = None
+        if wanted != 1 or special or request.grammar or request.media:
+            shape = shaping.running(plan, request, wanted)
+            n = shape.num_tokens
+            if n == 0:
+                continue
         table = request.block_ids
         missing = -(-(first + n) // block_size) - len(table)
         if missing > 0:
@@ -47,19 +57,13 @@ def _plan_running(plan: Plan) -> None:
             new_block_ids = free.take(missing)
             table = table + new_block_ids
             plan.allocate(new_block_ids)
-        plan.add(request.handle, first, n, n == wanted)
+        plan.add(request.handle, first, n, shape)
         if n > 1 or not (first + 1) % block_size:
             _promise(plan, request, table, first + n)
 
 
-def _capped(wanted: int, config: EngineConfig, token_budget: int) -> int:
-    assert wanted >= 1, wanted
-    cap = config.long_prefill_token_threshold
-    return min(wanted, token_budget, cap) if cap else min(wanted, token_budget)
-
-
 def _make_room(plan: Plan, request: Request, missing: int) -> bool:
-    """Free `missing` blocks for a running request by preempting from the end of the order.
+    """Free `missing` blocks for a running request, at the cost of those who come later.
 
     False if the request can't be scheduled now: it waits for blocks behind a fence, or was preempted itself. Whoever
     waits for a fence keeps later requests from taking what it waits for. A fenced victim is no reason for one more.
@@ -71,42 +75,77 @@ def _make_room(plan: Plan, request: Request, missing: int) -> bool:
         if plan.free.num_free + plan.free.num_fenced >= missing:
             plan.starved = True
             return False
+        if plan.reclaim_session(request, missing, include_waiting=True):
+            continue
         victim = running[plan.num_running - 1]
-        plan.preempt(victim, request, missing, "kv_pressure", "deliver")
+        plan.preempt(victim, request, missing)
         if victim is request:
             return False
     return True
 
 
 def _plan_waiting(plan: Plan) -> None:
-    config, free, block_size = plan.state.config, plan.free, plan.state.pool.block_size
-    for request in plan.state.queues.waiting:
-        if not plan.token_budget or plan.num_running >= config.max_num_seqs:
+    """Sessions that kept their blocks first: what they hold is wasted while they wait."""
+    held_back = plan.state.paused is not None
+    for request in (*_holders(plan.state), *plan.state.queues.waiting):
+        if not plan.token_budget or plan.num_running >= plan.state.config.max_num_seqs:
             return
-        if request.num_deliverable_stale_tokens:
+        if _passed_over(plan, request, held_back) or request.handle in plan.admitted:
             continue
-        hit = _prefix_hit(plan, request)
-        if not _fits(plan, request, hit):
-            return
-        first, wanted = len(hit) * block_size, len(request.tokens) - len(hit) * block_size
-        n = _capped(wanted, config, plan.token_budget)
-        free.share(hit)
-        new_block_ids = free.take(-(-(first + n) // block_size) - len(hit))
-        plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit))
+        hit = [] if request.block_ids else _prefix_hit(plan, request)
+        while not _fits(plan, request, hit):
+            if plan.starved or not plan.reclaim_session(request, 0, include_waiting=plan.num_running == 0):
+                return
+            hit = [] if request.block_ids else _prefix_hit(plan, request)
+        _admit(plan, request, hit)
+
+
+def _passed_over(plan: Plan, request: Request, held_back: bool) -> bool:
+    """Whether others may go before a waiting request in this step."""
+    never_ran = request.status is WAITING and request.num_earlier_outputs == 0 and not request.block_ids
+    return (
+        request.num_deliverable_stale_tokens > 0
+        or request.waits_for_grammar
+        or request.handle in plan.reclaimed
+        or (held_back and never_ran)
+    )
+
+
+def _holders(state: State) -> list[Request]:
+    sessions = state.requests.sessions
+    if not sessions:
+        return []
+    holders = [r for r in sessions.values() if r.status is WAITING and r.block_ids]
+    return sorted(holders, key=lambda r: r.queue_key)
+
+
+def _admit(plan: Plan, request: Request, hit: list[int]) -> None:
+    first = request.num_computed_tokens if request.block_ids else len(hit) * plan.block_size
+    shape = shaping.waiting(plan, request, first)
+    n = shape.num_tokens
+    if n == 0:
+        return
+    held = request.block_ids or hit
+    plan.free.share(hit)
+    missing = -(-(first + n) // plan.block_size) - len(held)
+    new_block_ids = plan.free.take(missing) if missing > 0 else []
+    plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit))
+    plan.admitted.add(request.handle)
+    if new_block_ids:
         plan.allocate(new_block_ids)
-        plan.add(request.handle, first, n, n == wanted)
-        plan.num_running += 1
-        _promise(plan, request, hit + new_block_ids, first + n)
+    plan.add(request.handle, first, n, shape)
+    plan.num_running += 1
+    _promise(plan, request, held + new_block_ids, first + n)
 
 
 def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
     hit: list[int] = []
-    pool = plan.state.pool
+    pool, free = plan.state.pool, plan.free
     limit = (len(request.tokens) - 1) // pool.block_size
     for content_hash in request.block_hashes[:limit]:
         block = pool.block_by_hash.get(content_hash, plan.hashes.get(content_hash, -1))
-        if block < 0 or block in plan.free.evicted or pool.is_fenced(block):
+        if block < 0 or block in free.evicted or block in free.released or pool.is_fenced(block):
             break
         hit.append(block)
     return hit
@@ -114,14 +153,18 @@ def _prefix_hit(plan: Plan, request: Request) -> list[int]:
 
 def _fits(plan: Plan, request: Request, hit: list[int]) -> bool:
     """Whether a waiting request may come in: its known tokens (or its first chunk) fit, and the watermark stays free."""
-    config, block_size = plan.state.config, plan.state.pool.block_size
-    first = len(hit) * block_size
+    config, block_size = plan.state.config, plan.block_size
+    held = request.block_ids or hit
+    first = request.num_computed_tokens if request.block_ids else len(hit) * block_size
     n = len(request.tokens) - first
     if not config.admit_full_sequence:
-        n = _capped(n, config, plan.token_budget)
-    missing = -(-(first + n) // block_size) - len(hit)
-    reserve = config.watermark_blocks if plan.num_running else 0
-    return missing + reserve <= plan.free.num_free - plan.free.num_idle(hit)
+        n = shaping.capped(n, config, plan.token_budget)
+    missing = -(-(first + n) // block_size) - len(held)
+    needed = max(missing, 0) + (config.watermark_blocks if plan.num_running else 0)
+    room = plan.free.num_free - plan.free.num_idle(hit)
+    if room < needed <= room + plan.free.num_fenced and plan.reclaimed:
+        plan.starved = True
+    return needed <= room
 
 
 def _promise(plan: Plan, request: Request, table: list[int], end: int) -> None:

@@ -35,13 +35,14 @@ def open_engine(state: State, command: OpenEngine) -> list[Event]:
         RequestFinished(
             handle=r.handle,
             reason="capacity",
-            num_output_tokens=r.num_output_tokens,
+            num_output_tokens=r.next_output_index,
             message=f"{len(r.tokens)} tokens known; the reopened engine has {config.num_blocks} blocks of {config.block_size}"
             f" and a model length of {config.max_model_len}",
         )
         for r in live
         if len(r.tokens) >= config.max_model_len
         or num_blocks_at_most(r.num_prompt_tokens, r.sampling.max_tokens, config) > config.num_blocks
+        or any(m.num_tokens > min(config.encoder_budget_tokens, config.encoder_cache_tokens) for m in r.media)
     ]
     return [opened, *ends]
 
@@ -66,7 +67,7 @@ def lose_worker(state: State, command: LoseWorker) -> list[Event]:
     holders = [
         r.handle
         for r in state.requests.by_handle.values()
-        if r.status is not FINISHED and (r.status is RUNNING or r.num_in_flight_tokens)
+        if r.status is not FINISHED and (r.status is RUNNING or r.num_in_flight_tokens or r.block_ids)
     ]
     steps = [step.step for step in state.window.in_flight]
     return [WorkerLost(generation=state.worker_generation, reason=command.reason, steps=steps, handles=holders)]

@@ -5,11 +5,14 @@ the plan is whole; then it becomes events, and the appliers do to the state what
 half-planned is ever visible.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from refold.journal.events import (
     Admission,
     BlockAllocation,
+    Drafts,
+    EncoderInput,
     Event,
     PreemptReason,
     RequestPreempted,
@@ -17,7 +20,8 @@ from refold.journal.events import (
     StepScheduled,
 )
 from refold.projections.blocks import BlockPool
-from refold.projections.requests import Request
+from refold.projections.encoder import EncoderCache
+from refold.projections.requests import WAITING, Request
 from refold.scheduler.state import State
 
 
@@ -27,13 +31,13 @@ class FreeBlocks:
     `num_fenced` counts blocks that become free when a step in flight comes back: as good as free, one step later.
     """
 
-    __slots__ = ("_blank", "_cached", "_pool", "_released", "_shared", "_yielded", "evicted", "num_fenced", "num_free")
+    __slots__ = ("_blank", "_cached", "_pool", "_shared", "_yielded", "evicted", "num_fenced", "num_free", "released")
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._blank: Iterator[int] = reversed(pool.free_blank)
         self._cached: Iterator[int] = iter(pool.free_cached)
-        self._released: dict[int, int] = {}
+        self.released: dict[int, int] = {}
         self._yielded: list[int] = []
         self._shared: set[int] = set()
         self.evicted: list[int] = []
@@ -58,7 +62,7 @@ class FreeBlocks:
     def release(self, block_ids: list[int], *, fenced: bool) -> None:
         """Count what a victim gives back: to the free blocks, or to the fence while a step may still write them."""
         for block in reversed(block_ids):
-            released = self._released[block] = self._released.get(block, 0) + 1
+            released = self.released[block] = self.released.get(block, 0) + 1
             if released < self._pool.ref_counts[block]:
                 continue
             if fenced:
@@ -86,45 +90,144 @@ class FreeBlocks:
             yield self._yielded.pop(0)
 
 
+class EncoderProposal(NamedTuple):
+    """Media that an entry of `num_tokens` needs: (index, digest, size to compute or 0), and what must go for them."""
+
+    num_tokens: int
+    items: list[tuple[int, str, int]]
+    evictions: list[str]
+
+
+class Shape(NamedTuple):
+    """An entry to be: `num_tokens` in all (0: not in this step), the last `num_drafts` of them drafts."""
+
+    num_tokens: int
+    is_chunk: bool
+    num_drafts: int = 0
+    draft_token_ids: Sequence[int] = ()
+    encoder: EncoderProposal | None = None
+
+
+class EncoderRoom:
+    """The encoder's budget and cache as this plan will leave them."""
+
+    __slots__ = ("_added", "_cache", "_in_use", "budget", "evictions", "used")
+
+    def __init__(self, cache: EncoderCache, budget: int) -> None:
+        self._cache = cache
+        self._added: dict[str, int] = {}
+        self._in_use: set[str] = set()
+        self.budget = budget
+        self.used = cache.used
+        self.evictions: list[str] = []
+
+    def propose(self, request: Request, first: int, n: int) -> EncoderProposal:
+        """What computing places first..first+n-1 needs. Fewer places if the encoder's output for some can't be there."""
+        items: list[tuple[int, str, int]] = []
+        evictions: list[str] = []
+        budget, used = self.budget, self.used
+        for index, media in enumerate(request.media):
+            if media.start >= first + n or media.start + media.num_tokens <= first or index in request.media_held:
+                continue
+            new = {digest for _, digest, size in items if size}
+            if self._is_there(media.digest, evictions) or media.digest in new:
+                items.append((index, media.digest, 0))
+                continue
+            going = self._make_room(used + media.num_tokens, {d for _, d, _ in items} | set(evictions))
+            if media.num_tokens > budget or going is None:
+                return EncoderProposal(max(media.start - first, 0), items, evictions)
+            evictions += going
+            used += media.num_tokens - sum(self._cache.sizes[d] for d in going)
+            budget -= media.num_tokens
+            items.append((index, media.digest, media.num_tokens))
+        return EncoderProposal(n, items, evictions)
+
+    def commit(self, entry: int, proposal: EncoderProposal) -> list[EncoderInput]:
+        """Use up what was proposed."""
+        self.evictions += proposal.evictions
+        self.used -= sum(self._cache.sizes[digest] for digest in proposal.evictions)
+        for _, digest, size in proposal.items:
+            self._in_use.add(digest)
+            if size:
+                self._added[digest] = size
+                self.used += size
+                self.budget -= size
+        return [EncoderInput(entry=entry, media=index, computed=size > 0) for index, _, size in proposal.items]
+
+    def _is_there(self, digest: str, going: list[str]) -> bool:
+        held = digest in self._cache.sizes and digest not in self.evictions and digest not in going
+        return held or digest in self._added
+
+    def _make_room(self, wanted: int, kept: set[str]) -> list[str] | None:
+        """Which unused entries must go so that `wanted` embeddings fit; None if they can't."""
+        going: list[str] = []
+        for digest in self._cache.evictable:
+            if wanted <= self._cache.capacity:
+                break
+            if digest not in kept and digest not in self._in_use and digest not in self.evictions:
+                going.append(digest)
+                wanted -= self._cache.sizes[digest]
+        return going if wanted <= self._cache.capacity else None
+
+
 class Plan:
     """A step being planned: its columns so far, and what is left of each budget."""
 
     __slots__ = (
         "admissions",
+        "admitted",
         "allocations",
+        "block_size",
         "chunk_entries",
+        "draft_counts",
+        "drafts",
+        "encoder",
+        "encoder_inputs",
         "first_positions",
         "free",
         "handles",
         "hashes",
+        "is_special",
         "num_running",
+        "num_speculative_tokens",
         "num_tokens",
         "preemptions",
+        "reclaimed",
         "starved",
         "state",
         "token_budget",
     )
 
     def __init__(self, state: State) -> None:
+        config = state.config
         self.state = state
-        self.token_budget = state.config.max_num_batched_tokens
+        self.block_size = state.pool.block_size
+        self.token_budget = config.max_num_batched_tokens
         self.num_running = len(state.queues.running)
+        self.is_special = config.speculation != "off" or config.decode_stagger > 1
+        self.num_speculative_tokens = config.num_speculative_tokens
         self.free = FreeBlocks(state.pool)
+        self.encoder = EncoderRoom(state.encoder, config.encoder_budget_tokens)
         self.starved = False
         self.preemptions: list[RequestPreempted] = []
+        self.reclaimed: set[int] = set()
+        self.admitted: set[int] = set()
         self.handles: list[int] = []
         self.num_tokens: list[int] = []
         self.first_positions: list[int] = []
         self.chunk_entries: list[int] = []
+        self.draft_counts: dict[int, int] = {}
+        self.drafts: list[Drafts] = []
+        self.encoder_inputs: list[EncoderInput] = []
         self.admissions: list[Admission] = []
         self.allocations: list[BlockAllocation] = []
         self.hashes: dict[bytes, int] = {}
 
-    def add(self, handle: int, first: int, n: int, samples: bool) -> None:
-        """Add an entry to the step."""
+    def add(self, handle: int, first: int, n: int, shape: Shape | None) -> None:
+        """Add an entry to the step; without a shape it is a plain decode."""
         assert 1 <= n <= self.token_budget, (handle, n, self.token_budget)
-        if not samples:
-            self.chunk_entries.append(len(self.handles))
+        if shape is not None:
+            self._add_shape(len(self.handles), shape)
         self.handles.append(handle)
         self.num_tokens.append(n)
         self.first_positions.append(first)
@@ -134,32 +237,61 @@ class Plan:
         """Give blocks to the entry that is added next."""
         self.allocations.append(BlockAllocation(entry=len(self.handles), block_ids=block_ids))
 
-    def preempt(
-        self, victim: Request, needy: Request | None, needed: int, reason: PreemptReason, policy: StalePolicy
-    ) -> None:
-        """Take a request's blocks and place."""
-        event = preemption(victim, reason, policy, needy, needed, self.free.num_free)
-        self.preemptions.append(event)
-        self.free.release(victim.block_ids, fenced=victim.num_in_flight_tokens > 0)
+    def preempt(self, victim: Request, needy: Request, needed: int) -> None:
+        """Take a running request's blocks and place."""
+        self._take_from(victim, "kv_pressure", "deliver", needy, needed)
         self.num_running -= 1
+
+    def reclaim_session(self, needy: Request, needed: int, *, include_waiting: bool) -> bool:
+        """Take the blocks of the last idle session, or else of the last session that waits; False if there is none."""
+        for queue in (self.state.queues.idle, self._waiting_sessions() if include_waiting else []):
+            for session in reversed(queue):
+                if session.block_ids and session is not needy and session.handle not in self.reclaimed | self.admitted:
+                    self._take_from(session, "session_reclaimed", "drop", needy, needed)
+                    self.reclaimed.add(session.handle)
+                    return True
+        return False
+
+    def _waiting_sessions(self) -> list[Request]:
+        sessions = self.state.requests.sessions.values()
+        return sorted((r for r in sessions if r.status is WAITING), key=lambda r: r.queue_key)
+
+    def _take_from(
+        self, victim: Request, reason: PreemptReason, policy: StalePolicy, needy: Request, needed: int
+    ) -> None:
+        self.preemptions.append(preemption(victim, reason, policy, needy, needed, self.free.num_free))
+        self.free.release(victim.block_ids, fenced=victim.num_in_flight_tokens > 0)
+
+    def _add_shape(self, entry: int, shape: Shape) -> None:
+        if shape.is_chunk:
+            self.chunk_entries.append(entry)
+        if shape.num_drafts:
+            self.draft_counts[entry] = shape.num_drafts
+            if shape.draft_token_ids:
+                self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
+        if shape.encoder is not None:
+            self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
 
     def events(self) -> list[Event]:
         """The plan as facts: the preemptions, then the step if it has an entry."""
-        events: list[Event] = list(self.preemptions)
-        if self.handles:
-            events.append(
-                StepScheduled(
-                    step=self.state.window.next_step,
-                    handles=self.handles,
-                    num_tokens=self.num_tokens,
-                    first_positions=self.first_positions,
-                    chunk_entries=self.chunk_entries,
-                    admissions=self.admissions,
-                    allocations=self.allocations,
-                    evicted_block_ids=self.free.evicted,
-                )
-            )
-        return events
+        if not self.handles:
+            return list(self.preemptions)
+        counts = self.draft_counts
+        step = StepScheduled(
+            step=self.state.window.next_step,
+            handles=self.handles,
+            num_tokens=self.num_tokens,
+            first_positions=self.first_positions,
+            chunk_entries=self.chunk_entries,
+            admissions=self.admissions,
+            allocations=self.allocations,
+            evicted_block_ids=self.free.evicted,
+            num_drafts=[counts.get(entry, 0) for entry in range(len(self.handles))] if counts else [],
+            drafts=self.drafts,
+            encoder_inputs=self.encoder_inputs,
+            encoder_evictions=self.encoder.evictions,
+        )
+        return [*self.preemptions, step]
 
 
 def preemption(

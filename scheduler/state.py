@@ -10,8 +10,9 @@ import hashlib
 
 import msgspec
 
-from refold.journal.events import EngineConfig
+from refold.journal.events import EngineConfig, PauseMode
 from refold.projections.blocks import BlockPool
+from refold.projections.encoder import EncoderCache
 from refold.projections.queues import Queues
 from refold.projections.requests import Request, RequestTable
 from refold.projections.steps import InFlightStep, Window
@@ -21,9 +22,11 @@ class State:
     """Everything that a decision may depend on."""
 
     __slots__ = (
+        "encoder",
         "engine_epoch",
         "is_open",
         "opened_config",
+        "paused",
         "pool",
         "queues",
         "requests",
@@ -39,9 +42,11 @@ class State:
         self.worker_generation = 0
         self.worker_alive = False
         self.requests = RequestTable()
+        self.paused: PauseMode | None = None
         self.queues = Queues()
         self.pool = BlockPool(0, 1)
         self.window = Window()
+        self.encoder = EncoderCache(0)
 
     @property
     def config(self) -> EngineConfig:
@@ -70,12 +75,18 @@ def canonical(state: State) -> dict[str, object]:
     pool = state.pool
     return {
         "config": state.opened_config,
-        "engine": [state.engine_epoch, state.is_open, state.worker_generation, state.worker_alive],
+        "engine": [state.engine_epoch, state.is_open, state.paused, state.worker_generation, state.worker_alive],
         "next": [state.requests.next_handle, state.window.next_step],
         "finished_ids": list(state.requests.finished_ids),
         "requests": [_canonical_request(r) for r in state.requests.by_handle.values()],
         "waiting": [r.handle for r in state.queues.waiting],
         "running": [r.handle for r in state.queues.running],
+        "idle": [r.handle for r in state.queues.idle],
+        "tenants": [state.queues.virtual_now, sorted(state.queues.tenant_tags.items())],
+        "encoder": [
+            [digest, size, sorted(state.encoder.users[digest])] for digest, size in state.encoder.sizes.items()
+        ],
+        "evictable": list(state.encoder.evictable),
         "ref_counts": pool.ref_counts,
         "hashes": pool.hashes,
         "free": [list(pool.free_blank), list(pool.free_cached)],
@@ -86,13 +97,13 @@ def canonical(state: State) -> dict[str, object]:
 
 
 def _canonical_request(r: Request) -> list[object]:
-    return [getattr(r, name) for name in _REQUEST_FIELDS]
+    return [getattr(r, name) for name in _REQUEST_FIELDS] + [sorted(r.media_held), list(r.chunks)]
 
 
 def _canonical_step(s: InFlightStep) -> list[object]:
     pending = [[p.request.handle, p.epoch, p.num_full_blocks] for p in s.pending_publications]
-    columns = [s.step, s.handles, s.num_tokens, s.epochs, sorted(s.chunk_entries)]
+    columns = [s.step, s.handles, s.num_tokens, s.epochs, sorted(s.chunk_entries), s.num_drafts, s.encoded]
     return [*columns, sorted(s.stale.items()), s.delivered, s.num_unresolved, s.written, pending]
 
 
-_REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name != "stop_ids")
+_REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name not in ("stop_ids", "media_held", "chunks"))

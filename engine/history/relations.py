@@ -5,12 +5,17 @@ from difflib import get_close_matches
 from typing import Any
 
 from refold.journal.events import (
+    DraftsProposed,
     Event,
+    GrammarReady,
     OutputDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
     RequestSubmitted,
+    SessionClosed,
+    SessionExtended,
+    SessionTurnEnded,
     StaleOutputConsumed,
     StepScheduled,
     WorkerLost,
@@ -29,6 +34,11 @@ _HANDLES: dict[type[Event], Callable[[Any], Iterable[int]]] = {
     StaleOutputConsumed: lambda e: e.handles,
     RequestFinished: lambda e: (e.handle,),
     RequestAborted: lambda e: (e.handle,),
+    GrammarReady: lambda e: (e.handle,),
+    SessionExtended: lambda e: (e.handle,),
+    SessionClosed: lambda e: (e.handle,),
+    SessionTurnEnded: lambda e: (e.handle,),
+    DraftsProposed: lambda e: (e.handle,),
     WorkerLost: lambda e: e.handles,
 }
 

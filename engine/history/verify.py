@@ -18,7 +18,8 @@ from refold.journal.record import EMPTY_HEAD, Head, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import read_verified
 from refold.projections.totals import Totals
-from refold.scheduler.laws import LAWS, LawBook
+from refold.scheduler.lawbook import LawBook
+from refold.scheduler.laws import LAWS
 from refold.scheduler.state import State
 
 _HEAD = re.compile(r"(\d{1,18}):([0-9a-fA-F]{64})")

@@ -10,15 +10,22 @@ from refold.engine.history.plain import count, listed, safe
 from refold.engine.history.relations import Names
 from refold.journal.events import (
     CacheReset,
+    DraftsProposed,
     EngineClosed,
     EngineOpened,
+    EnginePaused,
+    EngineResumed,
     Event,
+    GrammarReady,
     OutputDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
     RequestSubmitted,
     Sampling,
+    SessionClosed,
+    SessionExtended,
+    SessionTurnEnded,
     StaleOutputConsumed,
     StateDigest,
     StepScheduled,
@@ -118,6 +125,10 @@ def _step_scheduled(event: StepScheduled, names: Names) -> str:
             hit = f" (shares {count(len(admission.hit_block_ids), 'block')})" if admission.hit_block_ids else ""
             admitted.append(safe(names[event.handles[admission.entry]]) + hit)
         words += f"; admitted {listed(admitted)}"
+    if event.num_drafts:
+        words += f"; {count(sum(event.num_drafts), 'draft')} to verify"
+    if event.encoder_inputs:
+        words += f"; {count(len(event.encoder_inputs), 'media input')}"
     new_blocks = sum(len(a.block_ids) for a in event.allocations)
     if new_blocks:
         words += f"; {count(new_blocks, 'new block')}"
@@ -157,6 +168,37 @@ def _request_aborted(event: RequestAborted, names: Names) -> str:
     return f"{safe(names[event.handle])} aborted by {safe(event.cause)}"
 
 
+def _grammar_ready(event: GrammarReady, names: Names) -> str:
+    return f"{safe(names[event.handle])} has its grammar"
+
+
+def _session_extended(event: SessionExtended, names: Names) -> str:
+    words = f"{safe(names[event.handle])} extended by {count(len(event.token_ids), 'token')}, "
+    return words + f"up to {count(event.sampling.max_tokens, 'more', 'more')}, {sampling_in_words(event.sampling)}"
+
+
+def _session_closed(event: SessionClosed, names: Names) -> str:
+    return f"{safe(names[event.handle])} closed: no more input"
+
+
+def _session_turn_ended(event: SessionTurnEnded, names: Names) -> str:
+    words = f"{safe(names[event.handle])} ended a turn: {event.reason} after {count(event.num_output_tokens, 'token')}"
+    return words + ("" if event.stop_token_id is None else f" (stop token {event.stop_token_id})")
+
+
+def _drafts_proposed(event: DraftsProposed, names: Names) -> str:
+    return f"{safe(names[event.handle])} has {count(len(event.token_ids), 'draft')} to verify"
+
+
+def _engine_paused(event: EnginePaused, names: Names) -> str:  # noqa: ARG001
+    held = {"new": "nobody new comes in", "all": "no step is scheduled", "drain": "nobody new comes in or is accepted"}
+    return f"engine paused: {held[event.mode]}"
+
+
+def _engine_resumed(event: EngineResumed, names: Names) -> str:  # noqa: ARG001
+    return "engine resumed"
+
+
 def _cache_reset(event: CacheReset, names: Names) -> str:  # noqa: ARG001
     return "prefix cache reset" + (", what ran was preempted first" if event.reset_running else "")
 
@@ -178,5 +220,12 @@ _SENTENCES: dict[type[Event], Callable[[Any, Names], str]] = {
     RequestFinished: _request_finished,
     RequestAborted: _request_aborted,
     CacheReset: _cache_reset,
+    GrammarReady: _grammar_ready,
+    SessionExtended: _session_extended,
+    SessionClosed: _session_closed,
+    SessionTurnEnded: _session_turn_ended,
+    DraftsProposed: _drafts_proposed,
+    EnginePaused: _engine_paused,
+    EngineResumed: _engine_resumed,
     StateDigest: _state_digest,
 }

@@ -8,13 +8,20 @@ from refold.engine.history.words import sentence
 from refold.journal.events import (
     EVENT_TYPES,
     CacheReset,
+    DraftsProposed,
     EngineClosed,
+    EnginePaused,
+    EngineResumed,
+    GrammarReady,
     OutputDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
     RequestSubmitted,
     Sampling,
+    SessionClosed,
+    SessionExtended,
+    SessionTurnEnded,
     StaleOutputConsumed,
     StepScheduled,
     WorkerLost,
@@ -40,7 +47,17 @@ SAMPLING = Sampling(seed=7, max_tokens=40)
 def test_every_kind_of_event_has_a_sentence():
     lives, _ = eventful_lives()
     events = {type(e): e for life in lives for record in life for e in record}
-    events[CacheReset] = CacheReset(reset_running=True)
+    rare = (
+        CacheReset(reset_running=True),
+        GrammarReady(handle=1),
+        SessionExtended(handle=1, token_ids=[1], sampling=SAMPLING),
+        SessionClosed(handle=1),
+        SessionTurnEnded(handle=1, reason="stop", num_output_tokens=2, stop_token_id=1),
+        DraftsProposed(handle=1, token_ids=[1, 2]),
+        EnginePaused(mode="drain"),
+        EngineResumed(),
+    )
+    events |= {type(event): event for event in rare}
     assert set(events) == set(EVENT_TYPES)
     for event in events.values():
         words = sentence(event, names())

@@ -11,6 +11,7 @@ from refold.journal.events import (
     RequestFinished,
     RequestPreempted,
     Sampling,
+    SessionTurnEnded,
     StepScheduled,
     WorkerLost,
     WorkerStarted,
@@ -27,7 +28,7 @@ from refold.scheduler.commands import (
 )
 from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold
-from refold.scheduler.laws import LawBook
+from refold.scheduler.lawbook import LawBook
 from refold.scheduler.state import State
 
 
@@ -90,7 +91,8 @@ class Drive:
         """Submit a request; an int prompt is that many tokens, drawn from the id."""
         if isinstance(prompt, int):
             prompt = [(i * 7 + sum(request_id.encode())) % self.config.vocab_size for i in range(prompt)]
-        command_fields = {k: changes.pop(k) for k in ("priority", "cache_salt") if k in changes}
+        of_command = ("priority", "cache_salt", "tenant", "adapter", "media", "resumable", "grammar")
+        command_fields = {k: changes.pop(k) for k in of_command if k in changes}
         sampling = Sampling(**({"seed": sum(request_id.encode()), "max_tokens": max_tokens} | changes))  # type: ignore[arg-type]
         self._clock_ns += 1
         command = SubmitRequest(
@@ -148,7 +150,7 @@ class Drive:
         if isinstance(event, StepScheduled):
             self.orders.append(self._order(event))
             self.released = []
-        elif isinstance(event, RequestPreempted | RequestFinished):
+        elif isinstance(event, RequestPreempted | RequestFinished | SessionTurnEnded):
             self.released.append(event.handle)
         elif isinstance(event, WorkerStarted):
             self.worker = SimulatedWorker(self.config)
@@ -161,6 +163,7 @@ class Drive:
         admitted = []
         for admission in event.admissions:
             request = self.state.requests.by_handle[event.handles[admission.entry]]
+            num_new = sum(len(a.block_ids) for a in event.allocations if a.entry == admission.entry)
             admitted.append(
                 AdmittedRequest(
                     entry=admission.entry,
@@ -169,7 +172,7 @@ class Drive:
                     token_ids=list(request.tokens),
                     num_prompt_tokens=request.num_prompt_tokens,
                     sampling=request.sampling,
-                    hit_block_ids=admission.hit_block_ids,
+                    hit_block_ids=request.block_ids[: len(request.block_ids) - num_new],
                 )
             )
         return WorkOrder(

@@ -1,0 +1,249 @@
+"""The law book: laws that need a memory.
+
+It follows a journal event by event beside the fold, keeps its own account of steps, outputs and block contents, and
+compares. It shares no state with the appliers that it judges.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from refold.journal.events import (
+    Event,
+    OutputDelivered,
+    RequestFinished,
+    RequestSubmitted,
+    SessionExtended,
+    SessionTurnEnded,
+    StaleOutputConsumed,
+    StateDigest,
+    StepScheduled,
+    WorkerLost,
+)
+from refold.projections.requests import Request, block_hash, media_identity, root_hash
+from refold.scheduler.laws import broken, check_state
+from refold.scheduler.state import State, digest
+
+
+class _Account:
+    """What the journal told about one request: its context now, and all that it was given."""
+
+    __slots__ = ("chunks", "context", "is_idle", "outputs", "submitted", "turn_start")
+
+    def __init__(self, event: RequestSubmitted) -> None:
+        self.submitted = event
+        self.context = list(event.prompt_token_ids)
+        self.turn_start = len(self.context)
+        self.outputs: list[int] = []
+        self.chunks: deque[list[int]] = deque()
+        self.is_idle = False
+
+
+class LawBook:
+    """Follows a journal beside the fold and raises at the first event that breaks a law.
+
+    `observe(state, event)` is called after `event` was folded into `state`; `num_checks` counts the events judged.
+    """
+
+    def __init__(self) -> None:
+        self.num_checks = 0
+        self._unresolved: dict[int, list[int]] = {}
+        self._next_step = 0
+        self._accounts: dict[int, _Account] = {}
+        self._finished: set[int] = set()
+        self._content: dict[int, tuple[int, int, set[int]]] = {}
+        self._proved: dict[int, bytes] = {}
+        self._watchers: dict[type[Event], Callable[[State, Any], None]] = {
+            RequestSubmitted: self._submitted,
+            SessionExtended: self._extended,
+            SessionTurnEnded: self._turn_ended,
+            StepScheduled: self._scheduled,
+            OutputDelivered: self._delivered,
+            StaleOutputConsumed: self._stale,
+            RequestFinished: self._ended,
+            WorkerLost: self._worker_lost,
+            StateDigest: self._digested,
+        }
+
+    def observe(self, state: State, event: Event) -> None:
+        """Judge one event and the state after it.
+
+        Raises:
+            InvariantViolation: a law is broken; the message names it.
+        """
+        self.num_checks += 1
+        watch = self._watchers.get(type(event))
+        if watch is not None:
+            watch(state, event)
+        if type(event) is StepScheduled or type(event) is OutputDelivered or type(event) is StaleOutputConsumed:
+            self._check_published(state)
+        check_state(state)
+
+    def output_tokens(self, handle: int) -> list[int]:
+        """What the journal delivered to a request so far, over all turns."""
+        return self._accounts[handle].outputs
+
+    # -- what each event must say -------------------------------------------------------------------------------------
+
+    def _submitted(self, state: State, event: RequestSubmitted) -> None:  # noqa: ARG002
+        if event.handle in self._accounts:
+            raise broken("L9", f"handle {event.handle} was used before")
+        self._accounts[event.handle] = _Account(event)
+
+    def _extended(self, state: State, event: SessionExtended) -> None:
+        account = self._accounts[event.handle]
+        account.chunks.append(event.token_ids)
+        if account.is_idle:
+            self._begin_turn(state, account)
+
+    def _turn_ended(self, state: State, event: SessionTurnEnded) -> None:
+        account = self._accounts[event.handle]
+        if event.num_output_tokens != len(account.context) - account.turn_start:
+            raise broken(
+                "L5", f"handle {event.handle}: a turn of {event.num_output_tokens} outputs ended, others were seen"
+            )
+        account.is_idle = True
+        if account.chunks:
+            self._begin_turn(state, account)
+
+    def _begin_turn(self, state: State, account: "_Account") -> None:
+        account.is_idle = False
+        del account.context[-1]
+        account.context += account.chunks.popleft()
+        account.turn_start = len(account.context)
+        request = state.requests.by_handle[account.submitted.handle]
+        size = state.pool.block_size
+        for index, block in enumerate(request.block_ids):
+            _, _, written = self._content[block]
+            if self._content[block][0] == request.handle:
+                written.intersection_update(range(max(request.num_computed_tokens - index * size, 0)))
+
+    def _scheduled(self, state: State, event: StepScheduled) -> None:
+        if event.step != self._next_step:
+            raise broken("L1", f"step {event.step} scheduled, {self._next_step} is next")
+        self._next_step += 1
+        self._unresolved[event.step] = list(event.handles)
+        gone = [h for h in event.handles if h in self._finished]
+        if gone:
+            raise broken("L9", f"finished handles {gone} scheduled in step {event.step}")
+        total, limit = sum(event.num_tokens), state.config.max_num_batched_tokens
+        if not total <= limit:
+            raise broken("L8", f"step {event.step} has {total} tokens, budget {limit}")
+        if not min(event.num_tokens) >= 1:
+            raise broken("L8", f"step {event.step} has an entry without tokens")
+        if not len(set(event.handles)) == len(event.handles):
+            raise broken("L8", f"step {event.step} names a request twice")
+        depth = len(self._unresolved)
+        if not depth <= state.config.max_in_flight_steps:
+            raise broken("L8", f"{depth} steps in flight")
+        for allocation in event.allocations:
+            for block in allocation.block_ids:
+                self._content.pop(block, None)
+                self._proved.pop(block, None)
+        speculating = state.config.speculation != "off"
+        for handle, n, first in zip(event.handles, event.num_tokens, event.first_positions, strict=True):
+            request = state.requests.by_handle[handle]
+            for position in range(first, first + n):
+                self._write(request, position, state.pool.block_size, again=speculating)
+
+    def _write(self, request: Request, position: int, block_size: int, *, again: bool) -> None:
+        """A position is written once, into the request's own block; again only where drafts may have been rejected."""
+        index = position // block_size
+        if index >= len(request.block_ids):
+            raise broken("L8", f"{request.request_id} has no block for {position}")
+        block = request.block_ids[index]
+        owner, owned_index, written = self._content.setdefault(block, (request.handle, index, set()))
+        mine = (owner, owned_index) == (request.handle, index)
+        if not mine or (position % block_size in written and not again):
+            raise broken("L4", f"{request.request_id} writes position {position} into block {block} a second time")
+        written.add(position % block_size)
+
+    def _delivered(self, state: State, event: OutputDelivered) -> None:
+        counts = event.counts or [1] * len(event.handles)
+        self._settle(event.step, event.handles)
+        offset = 0
+        for handle, count, index in zip(event.handles, counts, event.first_output_indices, strict=True):
+            self._append(handle, event.token_ids[offset : offset + count], index)
+            offset += count
+            self._check_context(state, handle)
+
+    def _stale(self, state: State, event: StaleOutputConsumed) -> None:
+        self._settle(event.step, event.handles)
+        offset = 0
+        for i, (handle, count) in enumerate(zip(event.handles, event.counts, strict=True)):
+            tokens = event.token_ids[offset : offset + count]
+            offset += count
+            if event.delivered[i]:
+                self._append(handle, tokens, event.first_output_indices[i])
+                self._check_context(state, handle)
+
+    def _settle(self, step: int, handles: list[int]) -> None:
+        oldest = min(self._unresolved, default=-1)
+        if step != oldest:
+            raise broken("L1", f"output of step {step}, {oldest} is the oldest in flight")
+        for handle in handles:
+            if handle not in self._unresolved[step]:
+                raise broken("L1", f"handle {handle} resolved twice in step {step}")
+            self._unresolved[step].remove(handle)
+        if not self._unresolved[step]:
+            del self._unresolved[step]
+
+    def _append(self, handle: int, tokens: list[int], index: int) -> None:
+        account = self._accounts[handle]
+        if tokens and handle in self._finished:
+            raise broken("L9", f"handle {handle} got output after its end")
+        if index != len(account.outputs):
+            raise broken("L5", f"handle {handle}: output index {index} delivered, {len(account.outputs)} is next")
+        account.context += tokens
+        account.outputs += tokens
+
+    def _check_context(self, state: State, handle: int) -> None:
+        request = state.requests.by_handle.get(handle)
+        if request is not None and len(request.tokens) != len(self._accounts[handle].context):
+            raise broken("L5", f"{request.request_id} holds {len(request.tokens)} tokens, the journal tells otherwise")
+
+    def _ended(self, state: State, event: RequestFinished) -> None:  # noqa: ARG002
+        if event.handle in self._finished:
+            raise broken("L9", f"handle {event.handle} finished twice")
+        self._finished.add(event.handle)
+        outputs = len(self._accounts[event.handle].outputs)
+        if outputs != event.num_output_tokens:
+            raise broken("L5", f"handle {event.handle} finished with {event.num_output_tokens} outputs, {outputs} seen")
+
+    def _worker_lost(self, state: State, event: WorkerLost) -> None:  # noqa: ARG002
+        lost = sorted(self._unresolved)
+        if event.steps != lost:
+            raise broken("L1", f"steps {event.steps} lost, {lost} were in flight")
+        self._unresolved.clear()
+        self._content.clear()
+        self._proved.clear()
+
+    def _digested(self, state: State, event: StateDigest) -> None:
+        actual = digest(state)
+        if actual != event.digest:
+            raise broken("L11", f"recorded {event.digest[:16]}, folded {actual[:16]}")
+
+    # -- L4: what is published was computed ---------------------------------------------------------------------------
+
+    def _check_published(self, state: State) -> None:
+        for content_hash, block in state.pool.block_by_hash.items():
+            if self._proved.get(block) == content_hash:
+                continue
+            if block not in self._content:
+                raise broken("L4", f"block {block} is published and was never written")
+            handle, index, written = self._content[block]
+            size = state.pool.block_size
+            if not len(written) == size:
+                raise broken("L4", f"block {block} is published with {len(written)} of {size}")
+            proof = self._chain(handle, index, size)
+            if proof != content_hash:
+                raise broken("L4", f"block {block} is published under another content's hash")
+            self._proved[block] = content_hash
+
+    def _chain(self, handle: int, index: int, size: int) -> bytes:
+        account = self._accounts[handle]
+        event, parent = account.submitted, root_hash(account.submitted.cache_salt, account.submitted.adapter)
+        for start in range(0, (index + 1) * size, size):
+            packed = b"".join(t.to_bytes(8, "little", signed=True) for t in account.context[start : start + size])
+            parent = block_hash(parent, packed, media_identity(event.media, start, size) if event.media else b"")
+        return parent

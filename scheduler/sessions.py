@@ -1,0 +1,72 @@
+"""Sessions: requests whose input comes in chunks.
+
+A session runs like any request until it stops; then its turn has ended, and it waits for the next chunk with its blocks.
+Chunks that come early queue up. The next turn starts from all but the last token (which was never computed), whose place
+the chunk takes. Whoever needs memory more may take an idle session's blocks: it computes them again when it goes on.
+"""
+
+from refold.journal.errors import Rejected
+from refold.journal.events import Event, RequestFinished, SessionClosed, SessionExtended
+from refold.projections.requests import IDLE, Request
+from refold.scheduler.admission import check_prompt_tokens, check_sampling, num_blocks_at_most
+from refold.scheduler.commands import CloseSession, ExpireSessions, ExtendSession
+from refold.scheduler.state import State
+
+
+def extend_session(state: State, command: ExtendSession) -> list[Event]:
+    """Queue a chunk."""
+    request = state.requests.find_live(command.request_id)
+    if request is None or not request.resumable or request.input_closed:
+        why = "is not live" if request is None else "is closed" if request.resumable else "is not a session"
+        raise Rejected(f"request {command.request_id!r} {why}: submit a new one with resumable=True")
+    check_prompt_tokens(command.request_id, command.token_ids, state.config)
+    check_sampling(command.request_id, command.sampling)
+    _check_room(state, request, command)
+    return [SessionExtended(handle=request.handle, token_ids=command.token_ids, sampling=command.sampling)]
+
+
+def _check_room(state: State, request: Request, command: ExtendSession) -> None:
+    """The context that the session comes to, at the most, must fit the model and the pool."""
+    config = state.config
+    ahead = max(request.max_total_tokens, len(request.tokens))
+    context = len(request.tokens) if request.status is IDLE else ahead
+    for chunk in request.chunks:
+        context += len(chunk.token_ids) + chunk.sampling.max_tokens
+    context += len(command.token_ids)
+    if context >= config.max_model_len:
+        raise Rejected(
+            f"session {request.request_id!r}: its context can come to {context} tokens, the model takes "
+            f"{config.max_model_len} with at least one generated; start a new session"
+        )
+    needed = num_blocks_at_most(context, command.sampling.max_tokens, config)
+    if needed > config.num_blocks:
+        raise Rejected(
+            f"session {request.request_id!r}: {context} tokens of context and max_tokens {command.sampling.max_tokens} can "
+            f"need {needed} blocks of {config.block_size}, the pool has {config.num_blocks}; start a new session"
+        )
+
+
+def close_session(state: State, command: CloseSession) -> list[Event]:
+    """End a session's input; if it is idle, the session has ended too."""
+    request = state.requests.find_live(command.request_id)
+    if request is None or request.input_closed:
+        return []
+    return _close(request)
+
+
+def expire_sessions(state: State, command: ExpireSessions) -> list[Event]:
+    """Close what has been idle for too long, in order of admission."""
+    late = [
+        r
+        for r in state.requests.sessions.values()
+        if r.status is IDLE and not r.input_closed and r.idle_since_ns <= command.idle_before_ns
+    ]
+    return [event for request in late for event in _close(request)]
+
+
+def _close(request: Request) -> list[Event]:
+    closed = SessionClosed(handle=request.handle)
+    if request.status is not IDLE:
+        return [closed]
+    outputs = request.next_output_index
+    return [closed, RequestFinished(handle=request.handle, reason="stop", num_output_tokens=outputs)]
