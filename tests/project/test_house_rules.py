@@ -66,6 +66,14 @@ def pydantic_in_the_middle(source: Source) -> Iterator[str]:
                 yield f"{source.path}:{line} imports pydantic, which belongs to the edges: {', '.join(PYDANTIC_AT)}"
 
 
+def logging_past_the_host(source: Source) -> Iterator[str]:
+    """structlog unconfigured prints to stdout, debug lines too: only our borrowed logger may decide what to use."""
+    if source.path != "engine/logs.py":
+        for line, name in imported(source.tree):
+            if name.partition(".")[0] in {"structlog", "logging"}:
+                yield f"{source.path}:{line} imports {name}: use refold.engine.logs.get_logger"
+
+
 def salted_hashes(source: Source) -> Iterator[str]:
     """Python's `hash` of text differs from process to process, and `id` from run to run: neither may reach a decision."""
     if source.path.startswith(("scheduler/", "projections/", "journal/")):
@@ -93,6 +101,7 @@ OFFENDERS: dict[Rule, Source] = {
     long_files: Source("engine/x.py", "\n" * (MAX_FILE_LINES + 1)),
     forbidden_imports: Source("scheduler/x.py", "def f():\n    from time import monotonic\n"),
     pydantic_in_the_middle: Source("engine/engine.py", "import pydantic.dataclasses"),
+    logging_past_the_host: Source("engine/core.py", "import structlog"),
     salted_hashes: Source("projections/x.py", "key = hash('a')"),
     replay_flags: Source("engine/x.py", "def f(self):\n    if self.replaying: ..."),
     clamped_counters: Source("scheduler/x.py", "n = max(0, request.num_stale - 1)"),
