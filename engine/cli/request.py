@@ -203,6 +203,11 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "stale_delivered": _stale("delivered"),
     "stale_dropped": _stale("dropped"),
     "worker_lost": _worker_lost,
+    "turn_ended": lambda facts: f"turn ended: {facts['reason']} after {count(facts['num_output_tokens'], 'token')}",
+    "extended": lambda facts: f"extended by {count(facts['num_tokens'], 'token')}",
+    "input_closed": lambda _: "closed: no more input",
+    "grammar_ready": lambda _: "its grammar is ready",
+    "drafts_proposed": lambda facts: f"{count(facts['num_tokens'], 'draft')} proposed",
     "aborted": lambda facts: f"aborted by {safe(facts['cause'])}",
     "finished": _finished,
 }

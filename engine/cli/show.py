@@ -89,6 +89,7 @@ def _engine(engine: dict[str, Any]) -> str:
         return "never opened"
     worker = f"worker {engine['worker_generation']} {'alive' if engine['worker_alive'] else 'gone'}"
     is_open = "open" if engine["is_open"] else "closed"
+    is_open += f" and paused ({engine['paused']})" if engine["paused"] else ""
     return f"epoch {engine['engine_epoch']}, {is_open}, {worker}, model {safe(engine['config']['model'])}"
 
 

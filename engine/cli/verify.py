@@ -7,6 +7,7 @@ import click
 
 from refold.engine.cli.console import journal_argument, json_option, painter, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
+from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
@@ -34,7 +35,8 @@ def command(head: str | None, as_json: bool, journal: str) -> None:
     expect = parse_head(head) if head is not None else None
     with reading(journal) as reader:
         try:
-            verdict = verify_journal(reader, expect=expect)
+            with bar("verifying", reader.head().position, "records") as progress:
+                verdict = verify_journal(reader, expect=expect, on_record=progress.advance)
         except (JournalCorrupt, Contradiction) as error:
             if as_json:
                 write_json(_failure(error))
@@ -97,7 +99,7 @@ def _print(verdict: Verdict, journal: str) -> None:
 
 
 def _lines(verdict: Verdict) -> list[tuple[str, str]]:
-    totals, laws = verdict.totals, verdict.laws
+    totals = verdict.totals
     return [
         (
             "chain",
@@ -121,7 +123,7 @@ def _lines(verdict: Verdict) -> list[tuple[str, str]]:
                 f"stale tokens: {totals.stale_tokens_delivered:,} delivered, {totals.stale_tokens_dropped:,} dropped"
             ),
         ),
-        ("laws", f"{len(laws)} laws ({laws[0]} to {laws[-1]}) after each of {count(verdict.num_events, 'event')}"),
+        ("laws", f"{count(len(verdict.laws), 'law')} after each of {count(verdict.num_events, 'event')}"),
         ("digests", f"{verdict.num_digests:,} recorded, all equal to the replay's"),
         ("head", format_head(verdict.head)),
     ]

@@ -12,14 +12,19 @@ import msgspec
 from refold.engine.history.relations import Names, handles_of
 from refold.engine.history.words import preemption_in_words
 from refold.journal.events import (
+    DraftsProposed,
     EngineOpened,
     Event,
+    GrammarReady,
     OutputDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
     RequestSubmitted,
     Sampling,
+    SessionClosed,
+    SessionExtended,
+    SessionTurnEnded,
     StaleOutputConsumed,
     StepScheduled,
     WorkerLost,
@@ -115,12 +120,13 @@ class LifeStory:
         entry = event.handles.index(self._handle)
         n, first = event.num_tokens[entry], event.first_positions[entry]
         self._in_flight[event.step] = n
+        num_drafts = event.num_drafts[entry] if event.num_drafts else 0
         for admission in event.admissions:
             if admission.entry == entry:
                 self._admitted(life, event.step, len(admission.hit_block_ids) * self._block_size)
         if entry in event.chunk_entries:
             self._tell("chunk", step=event.step, num_tokens=n, first_position=first)
-        elif n > 1:
+        elif n - num_drafts > 1:
             self._tell("prompt_end", step=event.step, num_tokens=n, first_position=first)
 
     def _admitted(self, life: Life, step: int, num_hit_tokens: int) -> None:
@@ -135,7 +141,8 @@ class LifeStory:
         if event.handle != self._handle:
             self._tell("took_blocks_of", victim=self.names[event.handle], needed_blocks=event.needed_blocks)
             return
-        life.status = "preempted"
+        if life.status == "running":
+            life.status = "preempted"
         life.num_preemptions += 1
         for_id = None if event.for_handle is None else self.names[event.for_handle]
         self._tell(
@@ -205,6 +212,25 @@ class LifeStory:
             life.status = "preempted"
         self._tell("worker_lost", reason=event.reason, generation=event.generation, num_lost_tokens=lost)
 
+    def _turn_ended(self, life: Life, event: SessionTurnEnded) -> None:
+        life.status = "idle"
+        facts = {"reason": event.reason, "num_output_tokens": event.num_output_tokens}
+        self._tell("turn_ended", **facts, stop_token_id=event.stop_token_id)
+
+    def _extended(self, life: Life, event: SessionExtended) -> None:
+        if life.status == "idle":
+            life.status = "waiting"
+        self._tell("extended", num_tokens=len(event.token_ids))
+
+    def _input_closed(self, life: Life, event: SessionClosed) -> None:  # noqa: ARG002
+        self._tell("input_closed")
+
+    def _grammar_ready(self, life: Life, event: GrammarReady) -> None:  # noqa: ARG002
+        self._tell("grammar_ready")
+
+    def _drafts_proposed(self, life: Life, event: DraftsProposed) -> None:  # noqa: ARG002
+        self._tell("drafts_proposed", num_tokens=len(event.token_ids))
+
     def _aborted(self, life: Life, event: RequestAborted) -> None:  # noqa: ARG002
         self._tell("aborted", cause=event.cause)
 
@@ -233,6 +259,11 @@ _TELLERS: dict[type[Event], Callable[[LifeStory, Life, Any], None]] = {
     OutputDelivered: LifeStory._output,  # noqa: SLF001
     StaleOutputConsumed: LifeStory._stale,  # noqa: SLF001
     WorkerLost: LifeStory._worker_lost,  # noqa: SLF001
+    SessionTurnEnded: LifeStory._turn_ended,  # noqa: SLF001
+    SessionExtended: LifeStory._extended,  # noqa: SLF001
+    SessionClosed: LifeStory._input_closed,  # noqa: SLF001
+    GrammarReady: LifeStory._grammar_ready,  # noqa: SLF001
+    DraftsProposed: LifeStory._drafts_proposed,  # noqa: SLF001
     RequestAborted: LifeStory._aborted,  # noqa: SLF001
     RequestFinished: LifeStory._finished,  # noqa: SLF001
 }

@@ -19,6 +19,7 @@ def portrait(state: State) -> dict[str, Any]:
         "waiting": [r.request_id for r in state.queues.waiting],
         "requests": [_request(r) for r in state.requests.by_handle.values()],
         "pool": _pool(state),
+        "encoder_cache": {"num_used": state.encoder.used, "capacity": state.encoder.capacity},
         "digest": digest(state),
     }
 
@@ -27,6 +28,7 @@ def _engine(state: State) -> dict[str, Any]:
     return {
         "engine_epoch": state.engine_epoch,
         "is_open": state.is_open,
+        "paused": state.paused,
         "worker_generation": state.worker_generation,
         "worker_alive": state.worker_alive,
         "config": msgspec.to_builtins(state.opened_config),
@@ -53,6 +55,7 @@ def _request(r: Request) -> dict[str, Any]:
         "epoch": r.epoch,
         "num_prompt_tokens": r.num_prompt_tokens,
         "num_output_tokens": r.num_output_tokens,
+        "next_output_index": r.next_output_index,
         "num_computed_tokens": r.num_computed_tokens,
         "num_in_flight_tokens": r.num_in_flight_tokens,
         "num_stale_output_tokens": r.num_stale_output_tokens,
@@ -60,7 +63,10 @@ def _request(r: Request) -> dict[str, Any]:
         "num_output_placeholders": r.num_output_placeholders,
         "num_sampling_in_flight": r.num_sampling_in_flight,
         "num_preemptions": r.num_preemptions,
+        "num_drafts": len(r.drafts),
         "max_total_tokens": r.max_total_tokens,
+        "waits_for_grammar": r.waits_for_grammar,
+        "is_session": r.resumable,
         "priority": r.priority,
         "block_ids": list(r.block_ids),
     }

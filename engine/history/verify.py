@@ -8,6 +8,7 @@ earlier verification printed.
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from refold.engine.history.replay import Contradiction, fold_event
@@ -58,8 +59,13 @@ def format_head(head: Head) -> str:
     return f"{head.position}:{head.hash.hex()}"
 
 
-def verify_journal(reader: JournalReader, stream: str = DEFAULT_STREAM, expect: Head | None = None) -> Verdict:
-    """Check the whole stream.
+def verify_journal(
+    reader: JournalReader,
+    stream: str = DEFAULT_STREAM,
+    expect: Head | None = None,
+    on_record: Callable[[], None] | None = None,
+) -> Verdict:
+    """Check the whole stream; `expect` is a head that it must reach, `on_record` is called after each record.
 
     Raises:
         JournalCorrupt: a record is edited, missing, moved or cut off; or isn't a list of events.
@@ -75,6 +81,8 @@ def verify_journal(reader: JournalReader, stream: str = DEFAULT_STREAM, expect: 
         totals.observe_all(events)
         kinds.update(map(type, events))
         head = head_after(record)
+        if on_record is not None:
+            on_record()
     return Verdict(
         totals=totals,
         num_records=head.position,

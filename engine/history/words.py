@@ -62,6 +62,8 @@ def preemption_in_words(event: RequestPreempted, names: Names) -> str:
     """Why a request was preempted, and what it cost; without its name."""
     if event.reason == "cache_reset":
         why = "for a cache reset"
+    elif event.reason == "session_reclaimed" and event.for_handle is None:
+        why = "while idle, for a cache reset"
     else:
         whom = "itself" if event.for_handle in (None, event.handle) else safe(names[event.for_handle])
         why = f"for {whom}: needed {count(event.needed_blocks, 'block')}, {event.free_blocks} free"
