@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refold.journal.events import (
+    EngineOpened,
     Event,
     OutputDelivered,
     RequestFinished,
@@ -28,13 +29,14 @@ from refold.scheduler.state import State, digest
 class _Account:
     """What the journal told about one request: its context now, and all that it was given."""
 
-    __slots__ = ("chunks", "context", "is_idle", "outputs", "submitted", "turn_start")
+    __slots__ = ("chunks", "context", "hashes", "is_idle", "outputs", "submitted", "turn_start")
 
     def __init__(self, event: RequestSubmitted) -> None:
         self.submitted = event
         self.context = list(event.prompt_token_ids)
         self.turn_start = len(self.context)
         self.outputs: list[int] = []
+        self.hashes: list[bytes] = []
         self.chunks: deque[list[int]] = deque()
         self.is_idle = False
 
@@ -54,6 +56,7 @@ class LawBook:
         self._content: dict[int, tuple[int, int, set[int]]] = {}
         self._proved: dict[int, bytes] = {}
         self._watchers: dict[type[Event], Callable[[State, Any], None]] = {
+            EngineOpened: self._opened,
             RequestSubmitted: self._submitted,
             SessionExtended: self._extended,
             SessionTurnEnded: self._turn_ended,
@@ -109,6 +112,7 @@ class LawBook:
     def _begin_turn(self, state: State, account: "_Account") -> None:
         account.is_idle = False
         del account.context[-1]
+        account.hashes.clear()
         account.context += account.chunks.popleft()
         account.turn_start = len(account.context)
         request = state.requests.by_handle[account.submitted.handle]
@@ -210,6 +214,10 @@ class LawBook:
         if outputs != event.num_output_tokens:
             raise broken("L5", f"handle {event.handle} finished with {event.num_output_tokens} outputs, {outputs} seen")
 
+    def _opened(self, state: State, event: EngineOpened) -> None:  # noqa: ARG002
+        for account in self._accounts.values():
+            account.hashes.clear()
+
     def _worker_lost(self, state: State, event: WorkerLost) -> None:  # noqa: ARG002
         lost = sorted(self._unresolved)
         if event.steps != lost:
@@ -226,24 +234,29 @@ class LawBook:
     # -- L4: what is published was computed ---------------------------------------------------------------------------
 
     def _check_published(self, state: State) -> None:
+        size, proved = state.pool.block_size, self._proved
         for content_hash, block in state.pool.block_by_hash.items():
-            if self._proved.get(block) == content_hash:
+            if proved.get(block) == content_hash:
                 continue
             if block not in self._content:
                 raise broken("L4", f"block {block} is published and was never written")
             handle, index, written = self._content[block]
-            size = state.pool.block_size
-            if not len(written) == size:
-                raise broken("L4", f"block {block} is published with {len(written)} of {size}")
-            proof = self._chain(handle, index, size)
-            if proof != content_hash:
+            if len(written) != size:
+                raise broken("L4", f"block {block} is published with {len(written)} of {size} places written")
+            if self._chain(handle, index, size) != content_hash:
                 raise broken("L4", f"block {block} is published under another content's hash")
-            self._proved[block] = content_hash
+            proved[block] = content_hash
 
     def _chain(self, handle: int, index: int, size: int) -> bytes:
+        """The hash of a request's block, from the account's own tokens. What was hashed before isn't hashed again."""
         account = self._accounts[handle]
-        event, parent = account.submitted, root_hash(account.submitted.cache_salt, account.submitted.adapter)
-        for start in range(0, (index + 1) * size, size):
-            packed = b"".join(t.to_bytes(8, "little", signed=True) for t in account.context[start : start + size])
-            parent = block_hash(parent, packed, media_identity(event.media, start, size) if event.media else b"")
-        return parent
+        hashes, event = account.hashes, account.submitted
+        del hashes[len(account.context) // size :]
+        for i in range(len(hashes), index + 1):
+            parent = hashes[i - 1] if i else root_hash(event.cache_salt, event.adapter)
+            tokens = account.context[i * size : (i + 1) * size]
+            packed = b"".join(t.to_bytes(8, "little", signed=True) for t in tokens)
+            hashes.append(
+                block_hash(parent, packed, media_identity(event.media, i * size, size) if event.media else b"")
+            )
+        return hashes[index]

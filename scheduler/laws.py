@@ -87,46 +87,59 @@ def _check_blocks(state: State) -> None:
     if owners != pool.ref_counts:
         raise broken("L3", f"owners {owners}, reference counts {pool.ref_counts}")
     fenced = [block for _, idle in pool.fences for block in idle]
-    places = [*fenced, *pool.free_blank, *pool.free_cached, *(b for b in range(pool.num_blocks) if owners[b])]
-    if not sorted(places) == list(range(pool.num_blocks)):
-        raise broken("L3", f"places of blocks: {sorted(places)}")
     if pool.num_fenced != len(fenced):
         raise broken("L3", f"{pool.num_fenced} counted fenced, {len(fenced)} are")
-    for block, content_hash in enumerate(pool.hashes):
-        if not (owners[block] < 2 or content_hash is not None):
-            raise broken("L3", f"block {block} is shared and not hashed")
-        if content_hash is not None:
-            found = pool.block_by_hash.get(content_hash)
-            if found != block:
-                raise broken("L4", f"the hash of block {block} finds {found}")
-    hashed = sum(content_hash is not None for content_hash in pool.hashes)
-    if not len(pool.block_by_hash) == hashed:
+    places = owners[:]
+    for place in (fenced, pool.free_blank, pool.free_cached):
+        for block in place:
+            places[block] += _ELSEWHERE if places[block] else _HERE
+    if max(places, default=0) >= _ELSEWHERE or min(places, default=1) < 1:
+        raise broken("L3", f"a block is in no place, or in two: fenced {fenced}, owners {owners}")
+    _check_hashes(state, owners)
+
+
+_HERE, _ELSEWHERE = 1, 1 << 40
+
+
+def _check_hashes(state: State, owners: list[int]) -> None:
+    pool, hashes = state.pool, state.pool.hashes
+    if any(hashes[block] != content_hash for content_hash, block in pool.block_by_hash.items()):
+        raise broken("L4", "a hash finds a block that doesn't carry it")
+    hashed = pool.num_blocks - hashes.count(None)
+    if len(pool.block_by_hash) != hashed:
         raise broken("L4", f"{len(pool.block_by_hash)} hashes found, {hashed} blocks hashed")
-    stray = [b for b in pool.free_blank if pool.hashes[b] is not None] + [
-        b for b in pool.free_cached if pool.hashes[b] is None
-    ]
+    if max(owners, default=0) > 1:
+        bare = [block for block, count in enumerate(owners) if count > 1 and hashes[block] is None]
+        if bare:
+            raise broken("L3", f"blocks {bare} are shared and not hashed")
+    stray = [b for b in pool.free_blank if hashes[b] is not None] + [b for b in pool.free_cached if hashes[b] is None]
     if stray:
         raise broken("L3", f"free blocks {stray} are in the wrong list")
 
 
 def _check_queues(state: State) -> None:
     queues = state.queues
+    queued = 0
     for name, queue, statuses in (
-        ("running", queues.running, {RUNNING}),
-        ("waiting", queues.waiting, {WAITING, PREEMPTED}),
+        ("running", queues.running, (RUNNING,)),
+        ("waiting", queues.waiting, (WAITING, PREEMPTED)),
+        ("idle", queues.idle, (IDLE,)),
     ):
-        wrong = [r.request_id for r in queue if r.status not in statuses]
-        if wrong:
-            raise broken("L6", f"{wrong} are in {name}")
-        keys = [r.queue_key for r in queue]
-        if keys != sorted(set(keys)):
-            raise broken("L6", f"{name} is out of order")
-    queued = sorted(r.handle for r in (*queues.running, *queues.waiting, *queues.idle))
-    live = sorted(r.handle for r in state.requests.live())
+        last = None
+        for r in queue:
+            if r.status not in statuses:
+                raise broken("L6", f"{r.request_id} is {r.status} and in {name}")
+            if last is not None and r.queue_key <= last:
+                raise broken("L6", f"{name} is out of order at {r.request_id}")
+            if state.requests.by_handle.get(r.handle) is not r:
+                raise broken("L6", f"{r.request_id} is in {name} and not in the table")
+            last = r.queue_key
+        queued += len(queue)
+    live = len(state.requests.live())
     if queued != live:
-        raise broken("L6", f"queued {queued}, live {live}")
+        raise broken("L6", f"{queued} requests are queued, {live} live")
     limit = state.config.max_num_seqs if state.was_opened else 0
-    if not len(queues.running) <= limit:
+    if len(queues.running) > limit:
         raise broken("L8", f"{len(queues.running)} running, limit {limit}")
 
 

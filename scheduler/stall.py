@@ -1,0 +1,141 @@
+"""Stalls: who waits, for what, what is free, and who holds the rest.
+
+A turn that schedules nothing is normal while steps are in flight. With nothing in flight, everyone who waits must wait for
+somebody outside: a worker, a grammar, more input, the end of a pause. Whoever doesn't is the victim of a bug, and
+`is_wedged` says so: what admission let in can always be scheduled in an idle engine.
+"""
+
+from typing import Literal, NamedTuple
+
+from refold.projections.requests import IDLE, RUNNING, WAITING, Request
+from refold.scheduler.state import State
+
+WaitReason = Literal[
+    "worker",
+    "pause",
+    "grammar",
+    "input",
+    "window",
+    "output",
+    "cadence",
+    "stale_output",
+    "seat",
+    "fence",
+    "blocks",
+    "turn",
+]
+
+_WORDS: dict[WaitReason, str] = {
+    "worker": "a worker to start",
+    "pause": "the engine to be resumed",
+    "grammar": "its grammar",
+    "input": "its next chunk of input",
+    "window": "a step in flight to come back",
+    "output": "its own output in flight",
+    "cadence": "its last sampling step to move on",
+    "stale_output": "its stale output to drain",
+    "seat": "a seat in the batch",
+    "fence": "blocks behind a step in flight",
+    "blocks": "blocks",
+    "turn": "its turn",
+}
+
+
+class Waiter(NamedTuple):
+    """A request that can't be scheduled now. `needed_blocks` for all its known tokens; `held_blocks` it has already."""
+
+    request_id: str
+    status: str
+    reason: WaitReason
+    needed_blocks: int
+    held_blocks: int
+
+
+class StallReport(NamedTuple):
+    """Everybody who waits, in the order in which they are served, and everybody who holds blocks."""
+
+    num_blocks: int
+    num_free: int
+    num_fenced: int
+    waiters: list[Waiter]
+    holders: list[tuple[str, int]]
+
+    @property
+    def is_wedged(self) -> bool:
+        """Asked with nothing in flight and nothing schedulable: somebody waits, and not for somebody outside."""
+        return any(w.reason not in ("worker", "pause", "grammar", "input") for w in self.waiters)
+
+    def __str__(self) -> str:
+        """One line."""
+        waits = "; ".join(
+            f"{w.request_id!r} waits for {_WORDS[w.reason]}"
+            + (f" ({w.needed_blocks} needed)" if w.reason in ("blocks", "fence") else "")
+            for w in self.waiters[:8]
+        )
+        holds = ", ".join(f"{request_id!r} {count}" for request_id, count in self.holders[:8])
+        more = len(self.waiters) - 8
+        return (
+            f"{self.num_free} of {self.num_blocks} blocks free, {self.num_fenced} fenced; {waits or 'nobody waits'}"
+            + (f" and {more} more" if more > 0 else "")
+            + f"; held: {holds or 'none'}"
+        )
+
+
+def stall_report(state: State) -> StallReport:
+    """Why each live request isn't scheduled in the next step."""
+    pool, queues = state.pool, state.queues
+    full = len(state.window.in_flight) >= state.config.max_in_flight_steps
+    waiters = [_waiter(state, r, _why_running(state, r, full)) for r in queues.running]
+    blocked = False
+    for request in queues.waiting:
+        reason = _why_waiting(state, request, full, behind=blocked)
+        blocked = blocked or reason in ("seat", "fence", "blocks")
+        waiters.append(_waiter(state, request, reason))
+    waiters += [_waiter(state, r, "input") for r in queues.idle]
+    live = state.requests.live()
+    holders = sorted(((r.request_id, len(r.block_ids)) for r in live if r.block_ids), key=lambda h: (-h[1], h[0]))
+    return StallReport(pool.num_blocks, pool.num_free, pool.num_fenced, waiters, holders)
+
+
+def _waiter(state: State, request: Request, reason: WaitReason) -> Waiter:
+    held = len(request.block_ids)
+    needed = max(-(-len(request.tokens) // state.pool.block_size) - held, 0)
+    return Waiter(request.request_id, request.status, reason, needed, held)
+
+
+def _why_held_up(state: State, full: bool) -> WaitReason | None:
+    if not state.worker_alive:
+        return "worker"
+    if state.paused == "all":
+        return "pause"
+    return "window" if full else None
+
+
+def _why_running(state: State, request: Request, full: bool) -> WaitReason:
+    assert request.status is RUNNING, request.request_id
+    held_up = _why_held_up(state, full)
+    if held_up is not None:
+        return held_up
+    if len(request.tokens) + request.num_output_placeholders >= request.max_total_tokens:
+        return "output"
+    if request.num_sampling_in_flight and (request.grammar or state.config.decode_stagger > 1):
+        return "output" if request.grammar else "cadence"
+    return "fence" if state.pool.num_fenced else "blocks"
+
+
+def _why_waiting(state: State, request: Request, full: bool, *, behind: bool) -> WaitReason:
+    assert request.status is not IDLE, request.request_id
+    held_up = _why_held_up(state, full)
+    if request.waits_for_grammar:
+        return "grammar"
+    if held_up is not None:
+        return held_up
+    if request.num_deliverable_stale_tokens:
+        return "stale_output"
+    if state.paused is not None and request.status is WAITING and not request.block_ids:
+        return "pause"
+    if len(state.queues.running) >= state.config.max_num_seqs:
+        return "seat"
+    if behind:
+        return "turn"
+    return "fence" if state.pool.num_fenced else "blocks"
