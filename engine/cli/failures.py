@@ -82,6 +82,12 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         return "interrupted", "", INTERRUPTED
     if isinstance(error, SystemExit):
         return "", "", error.code if isinstance(error.code, int) else BUG
+    if isinstance(error, InvariantViolation) and _is_contradiction(error):
+        return (
+            str(error),
+            "`refold verify` says which law is broken; `refold log` shows the events as they are",
+            UNREADABLE,
+        )
     for kind, blame in _BLAMES:
         if isinstance(error, kind):
             if blame.status == UNREADABLE and _is_locked(error):
@@ -95,6 +101,13 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         "run it again with --debug for the traceback, and report it with the journal",
         BUG,
     )
+
+
+def _is_contradiction(error: InvariantViolation) -> bool:
+    """Whether a journal contradicts itself, rather than a running engine its own laws."""
+    from refold.engine.history.replay import Contradiction
+
+    return isinstance(error, Contradiction)
 
 
 def _explain_usage(error: click.ClickException) -> tuple[str, str, int]:

@@ -27,6 +27,7 @@ EXAMPLES = """Examples:
   refold log --json | jq 'select(.event.type == "RequestFinished")'"""
 
 _POLL_S = 0.2
+_POSITION = click.IntRange(0, 2**62)
 _MARK = b'"RequestSubmitted"'
 _COLOURS = {
     "EngineOpened": "cyan",
@@ -60,11 +61,11 @@ class Wanted(NamedTuple):
 
 @verb("log", EXAMPLES)
 @click.option("--request", "request_id", metavar="ID", help="Only what names this request.")
-@click.option("--step", type=click.IntRange(0), help="Only what a step did.")
+@click.option("--step", type=_POSITION, help="Only what a step did.")
 @click.option("--kind", multiple=True, metavar="KIND[,KIND]", help="Only these kinds of event.")
-@click.option("--since", type=click.IntRange(0), default=0, metavar="POS", help="From this position on.")
-@click.option("--until", type=click.IntRange(0), metavar="POS", help="Up to this position, included.")
-@click.option("-n", "--limit", type=click.IntRange(0), metavar="N", help="Only the last N of these.")
+@click.option("--since", type=_POSITION, default=0, metavar="POS", help="From this position on.")
+@click.option("--until", type=_POSITION, metavar="POS", help="Up to this position, included.")
+@click.option("-n", "--limit", type=_POSITION, metavar="N", help="Only the last N of these.")
 @click.option("--reverse", is_flag=True, help="The newest first.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until interrupted.")
 @json_option

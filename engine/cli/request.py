@@ -161,9 +161,14 @@ def _preempted(facts: dict[str, Any]) -> str:
 
 def _stale(fate: str) -> Callable[[dict[str, Any]], str]:
     def words(facts: dict[str, Any]) -> str:
-        scheduled = count(facts["num_scheduled_tokens"], "scheduled token")
+        tokens = facts["num_tokens"]
+        output = f"{count(tokens, 'output')} {fate}" if tokens else "nothing sampled"
+        if "first_index" in facts:
+            output = (
+                f"output {facts['first_index']} {fate}" if tokens == 1 else f"{output} from {facts['first_index']} on"
+            )
         return (
-            f"stale output of step {facts['step']} came back: {scheduled}, {count(facts['num_tokens'], 'token')} {fate}"
+            f"step {facts['step']} came back stale: {count(facts['num_scheduled_tokens'], 'scheduled token')}, {output}"
         )
 
     return words

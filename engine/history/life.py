@@ -173,7 +173,7 @@ class LifeStory:
         facts = {"step": event.step, "num_scheduled_tokens": event.num_tokens[entry], "num_tokens": len(tokens)}
         if event.delivered[entry]:
             life.num_stale_tokens_delivered += len(tokens)
-            self._tell("stale_delivered", **facts)
+            self._tell("stale_delivered", **facts, first_index=len(life.output_token_ids))
             self._count_tokens(life, tokens)
         else:
             life.num_stale_tokens_dropped += len(tokens)

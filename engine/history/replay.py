@@ -81,14 +81,18 @@ def state_at(reader: JournalReader, position: int | None = None, stream: str = D
     Raises:
         NotFound: there is no record at `position`.
     """
-    if position is not None and position < 0:
+    if position is not None:
+        _require_record(reader, position, stream)
+    return _last(replay(reader, stream, None if position is None else position + 1))
+
+
+def _require_record(reader: JournalReader, position: int, stream: str) -> None:
+    if position < 0:
         raise NotFound(f"position {position}: positions start at 0")
-    stop = None if position is None else position + 1
-    last = _last(replay(reader, stream, stop))
-    if position is not None and (last is None or last.record.position < position):
-        end = "the journal is empty" if last is None else f"the last record is at {last.record.position}"
+    head = reader.head(stream).position
+    if position >= head:
+        end = f"the last record is at {head - 1}" if head else "the journal is empty"
         raise NotFound(f"position {position}: {end}")
-    return last
 
 
 def _last(steps: Iterable[Replayed]) -> Replayed | None:

@@ -2,11 +2,15 @@
 
 import pytest
 
+from refold.engine.cli.request import _WORDS
 from refold.engine.history.life import LifeStory
+from refold.engine.history.relations import Names
+from refold.engine.history.words import sentence
 from refold.journal.codec import decode
-from refold.journal.events import RequestPreempted, StaleOutputConsumed
+from refold.journal.events import RequestPreempted, RequestSubmitted, StaleOutputConsumed
 from tests.history.journals import TICK_NS, eventful_lives, sealed
 from tests.kit.drive import Drive, config, delivered_tokens
+from tests.kit.simulator import Simulation
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +119,23 @@ def test_a_request_still_running_has_no_end(eventful):
     assert life.status == "running"
     assert life.total_ns is None
     assert life.output_token_ids
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_life_in_a_random_history_tells_what_its_client_got(seed):
+    simulation = Simulation(seed)
+    simulation.play()
+    records = sealed([simulation.drive.records])
+    names = Names()
+    for events in simulation.drive.records:
+        for event in events:
+            if isinstance(event, RequestSubmitted):
+                names.observe(event)
+            words = sentence(event, names)
+            assert words.isprintable()
+            assert "contradict" not in words
+    for request_id, tokens in delivered_tokens(simulation.drive.records).items():
+        life = story_of(request_id, records).life
+        assert life.output_token_ids == tokens, request_id
+        assert all(moment.kind in _WORDS for moment in life.moments)
+        assert all(_WORDS[moment.kind](moment.facts) for moment in life.moments)
