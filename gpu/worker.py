@@ -180,6 +180,8 @@ def _check_columns(scheduled: StepScheduled) -> None:
 def _check_model(config: EngineConfig, description: ModelDescription, dtype: str) -> None:
     if dtype not in DTYPES:
         raise Rejected(f"dtype {dtype!r} is unknown: name one of {', '.join(DTYPES)}")
+    if config.speculation != "off":
+        raise Rejected(f"speculation {config.speculation!r} is not supported by the torch worker; set it to 'off'")
     if description.fingerprint != config.model_fingerprint:
         raise Rejected(
             f"model {config.model!r} has fingerprint {description.fingerprint[:12]}, this engine was opened with "

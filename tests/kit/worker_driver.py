@@ -23,6 +23,7 @@ class Request:
         self.computed = 0
         self.blocks: list[int] = []
         self.epoch = 0
+        self.reserved: list[int] = []
         self.admitted = False
 
     @property
@@ -61,6 +62,10 @@ class WorkerDriver:
         request.computed = num_blocks * self.config.block_size
         self.owners.update(request.blocks)
 
+    def reserve(self, request: Request) -> None:
+        """Give a request the blocks for all its tokens before the step that computes them."""
+        request.reserved = self._allocate(request, len(request.tokens))
+
     def drop(self, request: Request) -> None:
         """Take a request's slot and blocks away; its next step admits it anew, to be computed from the start."""
         self.released.append(request.handle)
@@ -77,11 +82,12 @@ class WorkerDriver:
         admitted, admissions, allocations, chunks = [], [], [], []
         for entry, (request, count) in enumerate(entries):
             if not request.admitted:
-                hits = list(request.blocks)
+                hits = [block for block in request.blocks if block not in request.reserved]
                 admissions.append(Admission(entry=entry, epoch=request.epoch, hit_block_ids=hits))
                 admitted.append(self._slot(entry, request, hits))
                 request.admitted = True
-            blocks = self._allocate(request, request.computed + count)
+            blocks = request.reserved + self._allocate(request, request.computed + count)
+            request.reserved = []
             if blocks:
                 allocations.append(BlockAllocation(entry=entry, block_ids=blocks))
             request.computed += count
@@ -155,7 +161,7 @@ class WorkerDriver:
 
     def _allocate(self, request: Request, num_tokens: int) -> list[int]:
         needed = -(-num_tokens // self.config.block_size) - len(request.blocks)
-        blocks = [self._free.pop() for _ in range(needed)]
+        blocks = [self._free.pop() for _ in range(max(0, needed))]
         self.owners.update(blocks)
         request.blocks += blocks
         return blocks

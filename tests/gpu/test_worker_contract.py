@@ -1,0 +1,102 @@
+"""The simulated and the torch worker pass one suite."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from refold.gpu.batch import Worker
+from refold.gpu.factory import create_worker
+from refold.gpu.simulated import SimulatedWorker
+from refold.gpu.weights import describe_model
+from refold.journal.errors import Rejected
+from refold.journal.events import EngineConfig
+from tests.kit import tiny_llama
+from tests.kit.worker_contract import WorkerContract
+
+
+def config_for(model: str, **changes: object) -> EngineConfig:
+    fields: dict[str, object] = {
+        "model": model,
+        "model_fingerprint": "",
+        "vocab_size": 1000,
+        "eos_token_ids": (2,),
+        "max_model_len": 768,
+        "block_size": 8,
+        "num_blocks": 96,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+    }
+    if model != "simulated":
+        found = describe_model(model)
+        fields |= {"model_fingerprint": found.fingerprint, "vocab_size": found.vocab_size}
+    return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama.write_folder(tmp_path_factory.mktemp("tiny"), tiny_llama.tensors()))
+
+
+class TestSimulatedWorker(WorkerContract):
+    @pytest.fixture
+    def config(self) -> EngineConfig:
+        return config_for("simulated")
+
+    @pytest.fixture
+    def worker(self, config: EngineConfig) -> Worker:
+        return SimulatedWorker(config)
+
+
+class TestTorchWorker(WorkerContract):
+    @pytest.fixture(params=[8, 24, 1, 256])
+    def config(self, tiny: str, request: pytest.FixtureRequest) -> EngineConfig:
+        return config_for(tiny, block_size=request.param, num_blocks=-(-768 // request.param) * 4)
+
+    @pytest.fixture
+    def worker(self, config: EngineConfig) -> Iterator[Worker]:
+        pytest.importorskip("torch", reason="torch is not installed")
+        worker = create_worker(config, threads=1)
+        yield worker
+        worker.close()
+
+
+class TestTorchWorkerInBfloat16(WorkerContract):
+    @pytest.fixture
+    def config(self, tiny: str) -> EngineConfig:
+        return config_for(tiny)
+
+    @pytest.fixture
+    def worker(self, config: EngineConfig) -> Worker:
+        pytest.importorskip("torch", reason="torch is not installed")
+        worker = create_worker(config, threads=1, dtype="bfloat16")
+        if worker.environment()["batch_invariant"] != "yes":
+            pytest.skip("bfloat16 products on this machine depend on the batch")
+        return worker
+
+
+def test_the_factory_goes_by_the_name_of_the_model(tiny: str) -> None:
+    assert create_worker(config_for("simulated")).kind == "simulated"
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert create_worker(config_for(tiny)).kind == "torch"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_fingerprint": "0" * 64}, "has fingerprint"),
+        ({"vocab_size": 7}, "has 160 tokens, the engine expects 7"),
+        ({"max_model_len": 5000}, "max_model_len 5000 is more than the model's 1024"),
+        ({"num_blocks": 1 << 40}, "KV cache of 1099511627776 blocks"),
+        ({"speculation": "ngram"}, "speculation 'ngram' is not supported"),
+    ],
+)
+def test_a_config_that_the_model_cannot_serve_is_refused(tiny: str, changes: dict, says: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(Rejected, match=says):
+        create_worker(config_for(tiny, **changes))
+
+
+def test_an_unknown_dtype_is_refused(tiny: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(Rejected, match="dtype 'int3' is unknown"):
+        create_worker(config_for(tiny), dtype="int3")

@@ -1,0 +1,116 @@
+"""What every worker must do, as a suite: give it a config and a way to make a worker, and inherit the tests."""
+
+import pytest
+from msgspec.structs import replace
+
+from refold.gpu.batch import Worker
+from refold.journal.events import EngineConfig, Sampling
+from tests.kit.worker_driver import Request, WorkerDriver
+
+
+class WorkerContract:
+    """Inherit, and provide the fixtures `config` (at least 64 blocks of at most 16) and `worker`."""
+
+    @pytest.fixture
+    def config(self) -> EngineConfig:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def worker(self, config: EngineConfig) -> Worker:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def drive(self, worker: Worker, config: EngineConfig) -> WorkerDriver:
+        return WorkerDriver(worker, config, seed=7)
+
+    def request(self, drive: WorkerDriver, number: int, num_blocks: int = 0) -> Request:
+        """A request whose prompt is full blocks, if asked, and some tokens more."""
+        length = num_blocks * drive.config.block_size + 5 + 9 * number
+        prompt = [(number * 31 + index * 7) % drive.config.vocab_size for index in range(length)]
+        return drive.add(prompt, Sampling(seed=number, max_tokens=6, ignore_eos=True))
+
+    def test_it_says_what_its_numbers_depend_on(self, worker: Worker) -> None:
+        facts = worker.environment()
+        assert facts["device"]
+        assert all(isinstance(key, str) and isinstance(value, str) for key, value in facts.items())
+
+    def test_a_prompt_then_one_token_a_step_comes_back_by_position(self, drive: WorkerDriver) -> None:
+        request = self.request(drive, 1)
+        assert len(drive.run_alone(request)) == 6
+        assert all(0 <= token < drive.config.vocab_size for token in request.outputs)
+
+    def test_a_chunk_samples_nothing(self, drive: WorkerDriver) -> None:
+        request = self.request(drive, 3)
+        output = drive.step([(request, 10)])
+        assert (output.counts, output.token_ids, output.positions) == ([0], [], [-1])
+
+    def test_tokens_do_not_depend_on_batches_chunks_or_recomputation(self, drive: WorkerDriver) -> None:
+        alone = [drive.run_alone(self.request(drive, number)) for number in range(6)]
+        together = [self.request(drive, number) for number in range(6)]
+        assert drive.run_random(budget=24, drop_rate=0.15) > 0
+        assert [request.outputs for request in together] == alone
+
+    def test_a_readmitted_request_continues_as_if_nothing_had_happened(self, drive: WorkerDriver) -> None:
+        expected = drive.run_alone(self.request(drive, 2))
+        request = self.request(drive, 2)
+        drive.step([(request, len(request.tokens))])
+        drive.step([(request, 1)])
+        drive.drop(request)
+        assert drive.run_alone(request) == expected
+
+    def test_a_request_readmitted_without_release_replaces_its_slot(self, drive: WorkerDriver) -> None:
+        expected = drive.run_alone(self.request(drive, 2))
+        request = self.request(drive, 2)
+        drive.step([(request, len(request.tokens))])
+        drive.drop(request)
+        drive.released.clear()
+        assert drive.run_alone(request) == expected
+
+    def test_blocks_of_another_request_can_be_shared(self, drive: WorkerDriver) -> None:
+        expected = drive.run_alone(self.request(drive, 4, num_blocks=2))
+        first, second = self.request(drive, 4, num_blocks=2), self.request(drive, 4, num_blocks=2)
+        drive.step([(first, len(first.tokens))])
+        drive.share(second, first, 2)
+        assert drive.run_alone(second) == expected
+
+    def test_a_block_can_be_shared_in_the_step_that_writes_it(self, drive: WorkerDriver) -> None:
+        expected = drive.run_alone(self.request(drive, 4, num_blocks=2))
+        first, second = self.request(drive, 4, num_blocks=2), self.request(drive, 4, num_blocks=2)
+        drive.reserve(first)
+        drive.share(second, first, 2)
+        output = drive.step([(first, len(first.tokens)), (second, len(second.tokens) - second.computed)])
+        assert output.token_ids == [expected[0], expected[0]]
+        output = drive.step([(second, 1), (first, 1)])
+        assert output.token_ids == [expected[1], expected[1]]
+
+    def test_released_slots_are_gone(self, drive: WorkerDriver) -> None:
+        request, other = self.request(drive, 1), self.request(drive, 2)
+        drive.step([(request, len(request.tokens))])
+        order = drive.order([(request, 1)])
+        drive.released.append(request.handle)
+        drive.step([(other, 3)])
+        with pytest.raises(Exception):  # noqa: B017, PT011 - any exception means that the worker is lost
+            drive.worker.execute(order)
+
+    def test_releasing_an_unknown_handle_is_nothing(self, drive: WorkerDriver) -> None:
+        drive.released.append(99)
+        drive.step([(self.request(drive, 1), 3)])
+
+    @pytest.mark.parametrize(
+        "wrong", [{"first_positions": [4]}, {"handles": [42]}, {"num_tokens": [500]}, {"chunk_entries": []}]
+    )
+    def test_a_step_that_does_not_fit_its_slot_is_an_exception(self, drive: WorkerDriver, wrong: dict) -> None:
+        request = self.request(drive, 2)
+        drive.step([(request, 5)])
+        order = drive.order([(request, 1)])
+        with pytest.raises(Exception):  # noqa: B017, PT011 - any exception means that the worker is lost
+            drive.worker.execute(replace(order, scheduled=replace(order.scheduled, **wrong)))
+
+    def test_a_step_without_room_in_its_blocks_is_an_exception(self, drive: WorkerDriver) -> None:
+        order = drive.order([(self.request(drive, 2), 5)])
+        with pytest.raises(Exception):  # noqa: B017, PT011 - as above
+            drive.worker.execute(replace(order, scheduled=replace(order.scheduled, allocations=[])))
+
+    def test_closing_twice_is_nothing(self, worker: Worker) -> None:
+        worker.close()
+        worker.close()
