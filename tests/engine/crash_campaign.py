@@ -33,7 +33,7 @@ from refold.journal.verify import read_verified
 from refold.projections.outbox import Outbox
 from refold.projections.totals import Totals
 from refold.scheduler.fold import fold
-from refold.scheduler.laws import LawBook
+from refold.scheduler.lawbook import LawBook
 from refold.scheduler.state import State
 
 MODEL = "simulated?step_ms=2&vocab=200&eos=3"

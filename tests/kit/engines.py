@@ -14,7 +14,7 @@ from refold.journal.store import JournalReader
 from refold.journal.verify import read_verified
 from refold.projections.outbox import Outbox
 from refold.scheduler.fold import fold
-from refold.scheduler.laws import LawBook
+from refold.scheduler.lawbook import LawBook
 from refold.scheduler.state import State
 
 MODEL = "simulated?vocab=1000&eos=-1"
