@@ -115,6 +115,8 @@ class Delivery:
             is_last = output.finish_reason is not None
             if token_ids or is_last:
                 reader.cursor += len(token_ids)
+                if self._failure is not None and not is_last:
+                    self._ring(reader)  # one ring told of the tokens and of the end: the end needs one of its own
                 return Chunk(start, token_ids, output, is_last=is_last)
             if self._failure is not None:
                 raise self._failure.with_traceback(None)

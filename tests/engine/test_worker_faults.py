@@ -1,0 +1,248 @@
+"""A worker that dies, lies or stammers costs latency and nothing else; one that is hopeless stops the engine, with the cause."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from refold import Engine, InvariantViolation, Rejected, SamplingParams, WorkerLost
+from refold.engine.engine import Completion
+from refold.gpu.batch import StepOutput, WorkOrder
+from refold.gpu.simulated import SimulatedWorker
+from refold.journal.events import EngineClosed, EngineConfig, Event, WorkerStarted
+from refold.journal.events import WorkerLost as WorkerLostEvent
+from refold.journal.stores import open_reader
+from tests.kit.engines import MODEL, eventually, lawful_events, must_produce
+
+PROMPTS = [[number, 7] for number in range(6)]
+SAMPLINGS = [SamplingParams(seed=number, max_tokens=30) for number in range(6)]
+
+Fault = Callable[[StepOutput], Any]
+
+
+class FaultyWorker(SimulatedWorker):
+    """Computes rightly; at the `at`-th order of its life it answers with what `fault` makes of that, or dies of it."""
+
+    def __init__(self, config: EngineConfig, fault: Fault | None, at: int, step_seconds: float = 0.0) -> None:
+        super().__init__(config, step_seconds)
+        self._fault, self._at, self._orders = fault, at, 0
+
+    def execute(self, order: WorkOrder) -> StepOutput:
+        output = super().execute(order)
+        self._orders += 1
+        return output if self._fault is None or self._orders != self._at else self._fault(output)
+
+
+def workers(
+    fault: Fault, at: int, how_many: int = 1
+) -> tuple[Callable[[EngineConfig], FaultyWorker], list[FaultyWorker]]:
+    """A maker of workers of which the first `how_many` are faulty, and the list of those made."""
+    made: list[FaultyWorker] = []
+
+    def make(config: EngineConfig) -> FaultyWorker:
+        made.append(FaultyWorker(config, fault if len(made) < how_many else None, at))
+        return made[-1]
+
+    return make, made
+
+
+def dies(output: StepOutput) -> StepOutput:
+    raise RuntimeError("an illegal memory access was encountered\nCUDA kernel errors might be reported later \ud800")
+
+
+def exits(output: StepOutput) -> StepOutput:
+    raise SystemExit(3)
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "it raises": (dies, "the worker failed with RuntimeError: an illegal memory access was encountered CUDA"),
+    "it exits": (exits, "the worker failed with SystemExit: 3"),
+    "a wrong position": (
+        lambda o: msgspec.structs.replace(o, positions=[p + 1 for p in o.positions]),
+        "worker sampled position",
+    ),
+    "a token that doesn't exist": (
+        lambda o: msgspec.structs.replace(o, token_ids=[1000] * len(o.token_ids)),
+        "worker sampled tokens",
+    ),
+    "a negative token": (
+        lambda o: msgspec.structs.replace(o, token_ids=[-1] * len(o.token_ids)),
+        "worker sampled tokens -1",
+    ),
+    "a token that is no integer": (
+        lambda o: msgspec.structs.replace(o, token_ids=[1.0] * len(o.token_ids)),
+        "columns that are no lists of integers",
+    ),
+    "a column too long": (lambda o: msgspec.structs.replace(o, counts=[*o.counts, 1]), "worker answered step"),
+    "a token too few": (lambda o: msgspec.structs.replace(o, token_ids=o.token_ids[1:]), "worker answered step"),
+    "two tokens for one": (lambda o: msgspec.structs.replace(o, counts=[2] * len(o.counts)), "worker answered step"),
+    "the answer before once more": (
+        lambda o: msgspec.structs.replace(o, step=o.step - 1),
+        "worker answered with step",
+    ),
+    "an answer too early": (lambda o: msgspec.structs.replace(o, step=o.step + 1), "worker answered with step"),
+    "another generation": (lambda o: msgspec.structs.replace(o, generation=0), "of generation 0"),
+    "no answer at all": (lambda o: None, "with a NoneType, no StepOutput"),
+    "something else": (lambda o: {"step": o.step}, "with a dict, no StepOutput"),
+}
+
+
+def check(completions: list[Completion]) -> None:
+    for prompt, sampling, completion in zip(PROMPTS, SAMPLINGS, completions, strict=True):
+        assert completion.token_ids == must_produce(prompt, sampling)
+        assert completion.finish_reason == "length"
+
+
+def losses(events: list[Event]) -> list[WorkerLostEvent]:
+    return [event for event in events if isinstance(event, WorkerLostEvent)]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("at", [2, 9])
+def test_a_worker_at_fault_is_replaced_and_its_requests_come_out_whole(name: str, at: int, tmp_path: Path) -> None:
+    fault, reason = FAULTS[name]
+    make, made = workers(fault, at)
+    journal = str(tmp_path / "journal.db")
+    with Engine(MODEL, journal, make_worker=make, max_in_flight_steps=3) as engine:
+        check(engine.run(PROMPTS, SAMPLINGS))
+        assert engine.stats().lost_workers == 1
+    assert len(made) == 2
+    events = lawful_events(open_reader(journal))
+    (lost,) = losses(events)
+    assert reason in lost.reason
+    assert "\n" not in lost.reason
+    assert [e.generation for e in events if isinstance(e, WorkerStarted)] == [1, 2]
+
+
+def test_two_losses_with_completed_steps_between_them_are_two_replacements() -> None:
+    make, made = workers(dies, at=5, how_many=5)
+    with Engine(MODEL, make_worker=make) as engine:
+        check(engine.run(PROMPTS, SAMPLINGS))
+        assert engine.stats().lost_workers == 5
+    assert len(made) == 6
+
+
+def test_a_worker_that_dies_three_times_without_a_step_stops_the_engine_with_the_first_cause(tmp_path: Path) -> None:
+    make, made = workers(dies, at=1, how_many=100)
+    journal = str(tmp_path / "journal.db")
+    with Engine(MODEL, journal, make_worker=make) as engine:
+        with pytest.raises(WorkerLost, match="illegal memory access"):
+            engine.run(PROMPTS, SAMPLINGS)
+        eventually(lambda: len(made) == 3)
+        with pytest.raises(WorkerLost, match="illegal memory access"):
+            engine.enqueue([1])
+        with pytest.raises(WorkerLost, match="illegal memory access"):
+            engine.stats()
+    assert len(losses(lawful_events(open_reader(journal)))) == 3
+    with Engine(MODEL, journal) as engine:
+        assert engine.recovery is not None
+        assert engine.recovery.requests == 6
+        check(engine.wait())
+
+
+def test_a_worker_that_cant_be_built_is_an_error_at_open(tmp_path: Path) -> None:
+    def make(config: EngineConfig) -> SimulatedWorker:
+        raise MemoryError("cannot allocate 512 GiB")
+
+    journal = str(tmp_path / "journal.db")
+    with (
+        pytest.raises(WorkerLost, match="MemoryError: cannot allocate 512 GiB"),
+        Engine(MODEL, journal, make_worker=make),
+    ):
+        pass
+    with Engine(MODEL, journal) as engine:
+        assert engine.run([[1]], SamplingParams(max_tokens=2))[0].finish_reason == "length"
+
+
+def test_a_successor_that_cant_be_built_counts_as_a_loss() -> None:
+    made = 0
+
+    def make(config: EngineConfig) -> FaultyWorker:
+        nonlocal made
+        made += 1
+        if made > 1:
+            raise Rejected("the model's file is gone")
+        return FaultyWorker(config, dies, 3)
+
+    with Engine(MODEL, make_worker=make) as engine, pytest.raises(WorkerLost, match="illegal memory access"):
+        engine.run(PROMPTS, SAMPLINGS)
+    assert made == 3
+
+
+def test_output_of_a_worker_that_was_given_up_is_refused() -> None:
+    """A worker answers wrongly and goes on with the next order, which it was given before: that answer comes too late."""
+    entered, release = threading.Event(), threading.Event()
+
+    class Slow(FaultyWorker):
+        def execute(self, order: WorkOrder) -> StepOutput:
+            if self._fault is not None and self._orders == self._at:
+                entered.set()
+                release.wait(10)
+            return super().execute(order)
+
+    made: list[Slow] = []
+
+    def make(config: EngineConfig) -> Slow:
+        made.append(Slow(config, FAULTS["a token that doesn't exist"][0] if not made else None, 4, step_seconds=0.005))
+        return made[-1]
+
+    threading.Thread(target=lambda: (entered.wait(10), release.set()), daemon=True).start()
+    with Engine(MODEL, make_worker=make, max_in_flight_steps=4) as engine:
+        check(engine.run(PROMPTS, SAMPLINGS))
+    assert entered.is_set()
+
+
+def test_a_worker_that_fails_to_close_disturbs_nobody() -> None:
+    class Sticky(SimulatedWorker):
+        def close(self) -> None:
+            raise OSError("the device is busy")
+
+    with Engine(MODEL, make_worker=Sticky) as engine:
+        check(engine.run(PROMPTS, SAMPLINGS))
+
+
+@pytest.mark.parametrize("command", ["ScheduleStep", "CompleteStep"])
+def test_a_bug_in_a_decision_about_steps_stops_the_engine_and_leaves_a_valid_journal(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from refold.engine import core
+    from refold.scheduler.decide import decide
+
+    def buggy(state: Any, order: Any) -> Any:
+        if type(order).__name__ == command and state.window.next_step >= 5:
+            raise AssertionError("a counter went below zero")
+        return decide(state, order)
+
+    journal = str(tmp_path / "journal.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "decide", buggy)
+        with Engine(MODEL, journal) as engine:
+            with pytest.raises(InvariantViolation, match=f"{command}: AssertionError: a counter went below zero"):
+                engine.run(PROMPTS, SAMPLINGS)
+            with pytest.raises(InvariantViolation, match="keep the journal and report it"):
+                engine.enqueue([1])
+    events = lawful_events(open_reader(journal))
+    assert isinstance(events[-1], EngineClosed)
+    assert "a counter went below zero" in events[-1].reason
+    with Engine(MODEL, journal) as engine:
+        check(engine.wait([done.request_id for done in engine.wait()]))
+
+
+def test_a_bug_in_a_decision_about_one_request_is_that_request_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from refold.engine import core
+    from refold.scheduler.commands import SubmitRequest
+    from refold.scheduler.decide import decide
+
+    def buggy(state: Any, order: Any) -> Any:
+        if isinstance(order, SubmitRequest) and order.request_id == "cursed":
+            raise KeyError("cursed")
+        return decide(state, order)
+
+    monkeypatch.setattr(core, "decide", buggy)
+    with Engine(MODEL) as engine:
+        with pytest.raises(InvariantViolation, match="this is a bug of refold"):
+            engine.enqueue([1], request_id="cursed")
+        check(engine.run(PROMPTS, SAMPLINGS))
