@@ -52,8 +52,8 @@ class BlockPool:
         return len(self.free_blank) + len(self.free_cached)
 
     def is_fenced(self, block: int) -> bool:
-        """Nobody owns the block, but a step in flight may still write it. It can be neither taken nor shared."""
-        return self.num_fenced > 0 and any(block in idle for _, idle in self.fences)
+        """Whether a hashed block is owned by nobody but may still be written: it can be neither taken nor shared."""
+        return self.ref_counts[block] == 0 and block not in self.free_cached
 
 
 def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:

@@ -27,7 +27,6 @@ def plan_step(state: State) -> list[Event]:
     if state.paused == "all":
         return []
     plan = Plan(state)
-    plan.num_speculative_tokens = shaping.drafts_for_batch(state.config, plan.num_running)
     _plan_running(plan)
     if not plan.preemptions and not plan.starved:
         _plan_waiting(plan)
@@ -35,7 +34,7 @@ def plan_step(state: State) -> list[Event]:
 
 
 def _plan_running(plan: Plan) -> None:
-    block_size, free, special = plan.block_size, plan.free, plan.is_special
+    block_size, free, special, num_drafts = plan.block_size, plan.free, plan.is_special, plan.num_drafts
     for index, request in enumerate(plan.state.queues.running):
         if index >= plan.num_running or not plan.token_budget:
             return
@@ -44,11 +43,13 @@ def _plan_running(plan: Plan) -> None:
             continue
         n = wanted = end - first
         shape = None
-        if wanted != 1 or special or request.grammar or request.media:
+        if wanted != 1 or special or request.grammar or request.media or request.drafts:
             shape = shaping.running(plan, request, wanted)
             n = shape.num_tokens
             if n == 0:
                 continue
+        elif num_drafts:
+            n += max(min(num_drafts, plan.token_budget - 1, request.max_total_tokens - end - 1), 0)
         table = request.block_ids
         missing = -(-(first + n) // block_size) - len(table)
         if missing > 0:
@@ -58,7 +59,7 @@ def _plan_running(plan: Plan) -> None:
             table = table + new_block_ids
             plan.allocate(new_block_ids)
         plan.add(request.handle, first, n, shape)
-        if n > 1 or not (first + 1) % block_size:
+        if (first + n) // block_size > request.num_published_blocks:
             _promise(plan, request, table, first + n)
 
 
@@ -141,11 +142,16 @@ def _admit(plan: Plan, request: Request, hit: list[int]) -> None:
 def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
     hit: list[int] = []
-    pool, free = plan.state.pool, plan.free
+    pool, free, promised = plan.state.pool, plan.free, plan.hashes
+    find, clean = pool.block_by_hash.get, not (free.evicted or free.released or pool.num_fenced)
     limit = (len(request.tokens) - 1) // pool.block_size
     for content_hash in request.block_hashes[:limit]:
-        block = pool.block_by_hash.get(content_hash, plan.hashes.get(content_hash, -1))
-        if block < 0 or block in free.evicted or block in free.released or pool.is_fenced(block):
+        block = find(content_hash, -1)
+        if block < 0:
+            block = promised.get(content_hash, -1)
+            if block < 0:
+                break
+        if not clean and (block in free.evicted or block in free.released or pool.is_fenced(block)):
             break
         hit.append(block)
     return hit
