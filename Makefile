@@ -57,7 +57,7 @@ demo: $(VENV)/.stamp-run  ## serve prompts on a real model, kill the engine half
 
 test: $(VENV)/.stamp-dev  ## run the test suite (TESTARGS="-k words" to choose)
 	@echo '== tests'
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTARGS)
 
 # --- what CI checks as well -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,188 @@
+"""`refold run`: what it prints, what it keeps, and how it goes on after a kill."""
+
+import time
+
+import pytest
+
+from tests.cli.command import finished, process, refold, rows
+
+MODEL = ("--model", "simulated?eos=-1")
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return tmp_path / "x.db"
+
+
+def run(journal, *arguments, model=MODEL, **options):
+    return refold("run", *model, "--journal", journal, *arguments, **options)
+
+
+def test_a_single_completion_is_all_there_is_on_stdout(journal):
+    result = run(journal, "--max-tokens", 5, "hello")
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 1
+    assert len(result.stdout.split()) == 5
+    assert str(journal) in result.stderr
+    assert "refold request run1-1" in result.stderr
+
+
+def test_several_completions_come_in_the_order_of_the_prompts(journal):
+    result = run(journal, "--max-tokens", 3, "first prompt", "second", "third")
+    titles = [line for line in result.stdout.splitlines() if line.startswith("== ")]
+    assert titles == [
+        "== run1-1 (3 tokens, length): first prompt",
+        "== run1-2 (3 tokens, length): second",
+        "== run1-3 (3 tokens, length): third",
+    ]
+
+
+def test_json_is_one_object_per_completion_and_equals_the_journal(journal):
+    result = run(journal, "--max-tokens", 4, "--json", "a", "b")
+    found = {row["request_id"]: row for row in rows(result.stdout)}
+    assert set(found) == {"run1-1", "run1-2"}
+    for request_id, row in found.items():
+        assert row["schema"] == "refold.run/1"
+        assert row["finish_reason"] == "length"
+        (life,) = rows(refold("request", request_id, "--json", journal).stdout)
+        assert life["output_token_ids"] == row["token_ids"]
+        assert life["text"] == row["text"]
+
+
+def test_prompts_come_from_arguments_a_file_and_stdin(journal, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("\ufefffrom the file\r\n\n   \nsecond line\n", encoding="utf-8")
+    result = run(journal, "--max-tokens", 1, "argument", "-", "--file", file, stdin="from stdin\n")
+    titles = [line.split(": ")[1] for line in result.stdout.splitlines() if line.startswith("== ")]
+    assert titles == ["argument", "from stdin", "from the file", "second line"]
+    assert len(run(journal, "--max-tokens", 1, "--json", "--file", "-", stdin="x\ny").stdout.splitlines()) == 2
+
+
+def test_json_lines_say_more_than_text(journal):
+    lines = (
+        '{"prompt": "a", "sampling": {"max_tokens": 2, "temperature": 0.5, "seed": 7}, "request_id": "mine", "priority": 3}\n'
+        '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}\n'
+        '{"prompt": [5, 6, 7], "sampling": {"max_tokens": 1}}\n'
+    )
+    result = run(journal, "--max-tokens", 4, "--json", "--policy", "priority", "-", stdin=lines)
+    assert result.exit_code == 0, result.stderr
+    assert {len(row["token_ids"]) for row in rows(result.stdout)} == {2, 4, 1}
+    submitted = {
+        row["event"]["request_id"]: row["event"]
+        for row in rows(refold("log", "--json", "--kind", "RequestSubmitted", journal).stdout)
+    }
+    assert submitted["mine"]["sampling"].items() >= {"seed": 7, "max_tokens": 2, "temperature": 0.5}.items()
+    assert submitted["mine"]["priority"] == 3
+    assert submitted["run1-3"]["prompt_token_ids"] == [5, 6, 7]
+    assert bytes(submitted["run1-2"]["prompt_token_ids"]).decode().count("s") >= 1
+
+
+def test_the_chat_template_can_be_left_out(journal):
+    run(journal, "--max-tokens", 1, "--no-chat", "hi")
+    run(journal, "--max-tokens", 1, "--chat", "hi")
+    run(journal, "--max-tokens", 1, "hi")
+    events = rows(refold("log", "--json", "--kind", "RequestSubmitted", journal).stdout)
+    plain, chat, default = (row["event"]["prompt_token_ids"] for row in events)
+    assert len(plain) < len(chat)
+    assert chat == default
+
+
+def test_options_reach_the_engine(journal):
+    options = (
+        "--num-blocks",
+        20,
+        "--block-size",
+        8,
+        "--max-num-seqs",
+        3,
+        "--max-num-batched-tokens",
+        32,
+        "--window",
+        3,
+    )
+    assert run(journal, *options, "--max-tokens", 1, "hi").exit_code == 0
+    (row,) = rows(refold("log", "--json", "--kind", "EngineOpened", journal).stdout)
+    config = row["event"]["config"]
+    expected = {
+        "num_blocks": 20,
+        "block_size": 8,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 32,
+        "max_in_flight_steps": 3,
+    }
+    assert {name: config[name] for name in expected} == expected
+
+
+def test_a_title_is_one_line_and_harmless(journal):
+    result = run(journal, "--max-tokens", 1, "line one\nline two \x1b[31m" + "x" * 100, "other")
+    title = result.stdout.splitlines()[0]
+    assert title.isprintable()
+    assert len(title) < 120
+
+
+def test_after_a_kill_the_same_journal_is_finished_without_loss_or_repetition(tmp_path):
+    prompts = [f"prompt {i}" for i in range(6)]
+    sampling = ("--max-tokens", "80", "--seed", "11")
+    whole = {row["request_id"]: row for row in rows(run(tmp_path / "whole.db", *sampling, "--json", *prompts).stdout)}
+    path = tmp_path / "killed.db"
+    slow = ("--model", "simulated?eos=-1&step_ms=5")
+    child = process("run", *slow, "--journal", str(path), *sampling, *prompts)
+    wait_for_tokens(path, 100)
+    child.kill()
+    child.communicate()
+    assert refold("verify", path).exit_code == 0
+    again = run(path, "--json")
+    assert again.exit_code == 0, again.stderr
+    assert "6 unfinished requests" in again.stderr
+    assert "ended without a word" in again.stderr
+    rest = {row["request_id"]: row for row in rows(again.stdout)}
+    assert {i: row["token_ids"] for i, row in rest.items()} == {i: row["token_ids"] for i, row in whole.items()}
+    assert refold("verify", path).exit_code == 0
+    assert run(path).exit_code == 2, "nothing is left"
+
+
+def wait_for_tokens(path, num_tokens, timeout=30):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        events = rows(refold("log", "--json", "--kind", "OutputDelivered", path).stdout) if path.exists() else []
+        if sum(len(row["event"]["token_ids"]) for row in events) >= num_tokens:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no {num_tokens} tokens in {timeout} s")
+
+
+def test_new_prompts_and_unfinished_ones_are_served_together(tmp_path):
+    path = tmp_path / "x.db"
+    child = process("run", "--model", "simulated?eos=-1&step_ms=5", "--journal", str(path), "--max-tokens", "60", "old")
+    wait_for_tokens(path, 5)
+    child.kill()
+    child.communicate()
+    result = run(path, "--max-tokens", 2, "new")
+    assert result.exit_code == 0, result.stderr
+    titles = [line for line in result.stdout.splitlines() if line.startswith("== ")]
+    assert titles == ["== run1-1 (60 tokens, length): left by an earlier run", "== run2-1 (2 tokens, length): new"]
+
+
+def test_unfinished_requests_of_another_model_are_not_touched(tmp_path):
+    path = tmp_path / "x.db"
+    child = process("run", "--model", "simulated?eos=-1&step_ms=5", "--journal", str(path), "--max-tokens", "60", "old")
+    wait_for_tokens(path, 5)
+    child.kill()
+    child.communicate()
+    other = refold("run", "--model", "simulated?vocab=99", "--journal", path, "new")
+    assert other.exit_code == 2
+    assert "another journal" in other.stderr
+    assert refold("verify", path).exit_code == 0
+
+
+def test_a_journal_in_memory_works_and_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("memory:", "--max-tokens", 2, "hi")
+    assert result.exit_code == 0, result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_runs_as_a_module_too(tmp_path):
+    status, stdout, stderr = finished("run", *MODEL, "--journal", str(tmp_path / "x.db"), "--max-tokens", "2", "hi")
+    assert status == 0, stderr
+    assert len(stdout.split()) == 2
