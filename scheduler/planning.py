@@ -13,6 +13,8 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
+from itertools import takewhile
+
 from refold.journal.events import Admission, Event
 from refold.projections.requests import WAITING, Request
 from refold.scheduler import shaping
@@ -35,6 +37,7 @@ def plan_step(state: State) -> list[Event]:
 
 def _plan_running(plan: Plan) -> None:
     block_size, free, special, num_drafts = plan.block_size, plan.free, plan.is_special, plan.num_drafts
+    handles, num_tokens, first_positions = plan.handles, plan.num_tokens, plan.first_positions
     for index, request in enumerate(plan.state.queues.running):
         if index >= plan.num_running or not plan.token_budget:
             return
@@ -58,9 +61,14 @@ def _plan_running(plan: Plan) -> None:
             new_block_ids = free.take(missing)
             table = table + new_block_ids
             plan.allocate(new_block_ids)
-        plan.add(request.handle, first, n, shape)
+        if n != 1 or shape is not None:
+            plan.note_shape(n, shape)
+        handles.append(request.handle)
+        num_tokens.append(n)
+        first_positions.append(first)
+        plan.token_budget -= n
         if (first + n) // block_size > request.num_published_blocks:
-            _promise(plan, request, table, first + n)
+            _promise(plan, request, table, request.num_published_blocks, (first + n) // block_size)
 
 
 def _make_room(plan: Plan, request: Request, missing: int) -> bool:
@@ -134,26 +142,30 @@ def _admit(plan: Plan, request: Request, hit: list[int]) -> None:
     plan.admitted.add(request.handle)
     if new_block_ids:
         plan.allocate(new_block_ids)
-    plan.add(request.handle, first, n, shape)
+    plan.note_shape(n, shape)
+    plan.handles.append(request.handle)
+    plan.num_tokens.append(n)
+    plan.first_positions.append(first)
+    plan.token_budget -= n
     plan.num_running += 1
-    _promise(plan, request, held + new_block_ids, first + n)
+    _promise(plan, request, held + new_block_ids, first // plan.block_size, (first + n) // plan.block_size)
 
 
 def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
-    hit: list[int] = []
     pool, free, promised = plan.state.pool, plan.free, plan.hashes
-    find, clean = pool.block_by_hash.get, not (free.evicted or free.released or pool.num_fenced)
-    limit = (len(request.tokens) - 1) // pool.block_size
-    for content_hash in request.block_hashes[:limit]:
-        block = find(content_hash, -1)
-        if block < 0:
-            block = promised.get(content_hash, -1)
-            if block < 0:
-                break
-        if not clean and (block in free.evicted or block in free.released or pool.is_fenced(block)):
-            break
-        hit.append(block)
+    hashes = request.block_hashes[: (len(request.tokens) - 1) // pool.block_size]
+    found = list(map(pool.block_by_hash.get, hashes))
+    if promised and None in found:
+        found = [block if block is not None else promised.get(h) for block, h in zip(found, hashes, strict=True)]
+    length = found.index(None) if None in found else len(found)
+    hit = [block for block in found[:length] if block is not None]
+    counts = pool.ref_counts
+    for index, block in enumerate(hit):
+        if counts[block] == 0 and (block in free.evicted or pool.is_fenced(block)):
+            return hit[:index]
+    if free.released:
+        return list(takewhile(lambda block: block not in free.released, hit))
     return hit
 
 
@@ -173,10 +185,9 @@ def _fits(plan: Plan, request: Request, hit: list[int]) -> bool:
     return needed <= room
 
 
-def _promise(plan: Plan, request: Request, table: list[int], end: int) -> None:
-    """Let later entries of this step share what this one is about to fill with known tokens."""
+def _promise(plan: Plan, request: Request, table: list[int], start: int, end: int) -> None:
+    """Let later entries of this step share what this one is about to fill with known tokens: blocks `start` to `end`."""
     pool = plan.state.pool
-    full = min(end // pool.block_size, len(request.block_hashes))
-    for i in range(request.num_published_blocks, full):
+    for i in range(start, min(end, len(request.block_hashes))):
         if request.block_hashes[i] not in pool.block_by_hash:
             plan.hashes.setdefault(request.block_hashes[i], table[i])

@@ -230,17 +230,21 @@ class Plan:
         self.allocations: list[BlockAllocation] = []
         self.hashes: dict[bytes, int] = {}
 
-    def add(self, handle: int, first: int, n: int, shape: Shape | None) -> None:
-        """Add an entry to the step; without a shape it is a decode, all but the first token of it drafts of the worker's."""
-        assert 1 <= n <= self.token_budget, (handle, n, self.token_budget)
-        if shape is not None:
-            self._add_shape(len(self.handles), shape)
-        elif n > 1:
-            self.draft_counts[len(self.handles)] = n - 1
-        self.handles.append(handle)
-        self.num_tokens.append(n)
-        self.first_positions.append(first)
-        self.token_budget -= n
+    def note_shape(self, n: int, shape: Shape | None) -> None:
+        """Say what the entry that is added next is; without a shape, a decode with `n - 1` drafts of the worker's."""
+        entry = len(self.handles)
+        assert 1 <= n <= self.token_budget, (entry, n, self.token_budget)
+        if shape is None:
+            self.draft_counts[entry] = n - 1
+            return
+        if shape.is_chunk:
+            self.chunk_entries.append(entry)
+        if shape.num_drafts:
+            self.draft_counts[entry] = shape.num_drafts
+            if shape.draft_token_ids:
+                self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
+        if shape.encoder is not None:
+            self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
 
     def allocate(self, block_ids: list[int]) -> None:
         """Give blocks to the entry that is added next."""
@@ -270,16 +274,6 @@ class Plan:
     ) -> None:
         self.preemptions.append(preemption(victim, reason, policy, needy, needed, self.free.num_free))
         self.free.release(victim.block_ids, fenced=victim.num_in_flight_tokens > 0)
-
-    def _add_shape(self, entry: int, shape: Shape) -> None:
-        if shape.is_chunk:
-            self.chunk_entries.append(entry)
-        if shape.num_drafts:
-            self.draft_counts[entry] = shape.num_drafts
-            if shape.draft_token_ids:
-                self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
-        if shape.encoder is not None:
-            self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
 
     def events(self) -> list[Event]:
         """The plan as facts: the preemptions, then the step if it has an entry."""
