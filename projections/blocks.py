@@ -52,8 +52,8 @@ class BlockPool:
         return len(self.free_blank) + len(self.free_cached)
 
     def is_fenced(self, block: int) -> bool:
-        """Nobody owns the block, but a step in flight may still write it. It can be neither taken nor shared."""
-        return self.num_fenced > 0 and any(block in idle for _, idle in self.fences)
+        """Whether a hashed block is owned by nobody but may still be written: it can be neither taken nor shared."""
+        return self.ref_counts[block] == 0 and block not in self.free_cached
 
 
 def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
@@ -73,11 +73,12 @@ def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
 
 def share(pool: BlockPool, block_ids: Sequence[int]) -> None:
     """Own blocks whose content is known, together with whoever owns them already."""
+    counts, hashes, cached = pool.ref_counts, pool.hashes, pool.free_cached
+    assert None not in [hashes[block] for block in block_ids], block_ids
     for block in block_ids:
-        assert pool.hashes[block] is not None, block
-        if pool.ref_counts[block] == 0:
-            del pool.free_cached[block]
-        pool.ref_counts[block] += 1
+        if counts[block] == 0:
+            del cached[block]
+        counts[block] += 1
 
 
 def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -> None:
@@ -85,11 +86,12 @@ def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -
 
     `fence_step` is the last in-flight step that may still write the blocks, None if there is none.
     """
-    idle = []
+    idle, counts = [], pool.ref_counts
     for block in reversed(block_ids):
-        pool.ref_counts[block] -= 1
-        assert pool.ref_counts[block] >= 0, block
-        if pool.ref_counts[block] == 0:
+        count = counts[block] - 1
+        counts[block] = count
+        if count <= 0:
+            assert count == 0, block
             idle.append(block)
     if fence_step is None:
         _set_free(pool, idle)

@@ -61,11 +61,18 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
         tokens = command.token_ids[offset : offset + count]
         offset += count
         if count and policy != "drop":
-            _check_position(request, step, command.positions[entry])
+            known = len(request.tokens)
+            if command.positions[entry] != known:
+                _check_position(request, step, command.positions[entry])
             refused = entry in command.refused_entries
-            tokens = _kept(ends, request, tokens, command.time_ns, refused=refused)
+            if refused or known + count >= request.max_total_tokens or not request.stop_ids.isdisjoint(tokens):
+                tokens = _kept(ends, request, tokens, command.time_ns, refused=refused)
         columns = delivered if policy is None else stale
-        _add(columns, request, tokens, max(count - 1, 0))
+        columns.handles.append(request.handle)
+        columns.counts.append(len(tokens))
+        columns.token_ids += tokens
+        columns.accepted.append(count - 1 if count else 0)
+        columns.first_output_indices.append(request.next_output_index)
         if policy is not None:
             _add_fate(stale, step.num_tokens[entry], delivered=policy == "deliver" and count > 0)
     return _events(step, delivered, stale, ends)
@@ -85,17 +92,12 @@ def _complete_decode(step: InFlightStep, command: CompleteStep) -> list[Event]:
         step=step.step,
         handles=step.handles,
         token_ids=command.token_ids,
-        first_output_indices=[request.next_output_index for request in step.requests],
+        first_output_indices=[
+            length - request.num_prompt_tokens + request.num_earlier_outputs
+            for length, request in zip(lengths, step.requests, strict=True)
+        ],
     )
     return [delivered, *ends]
-
-
-def _add(columns: _Delivered, request: Request, tokens: list[int], accepted: int) -> None:
-    columns.handles.append(request.handle)
-    columns.counts.append(len(tokens))
-    columns.token_ids += tokens
-    columns.accepted.append(accepted)
-    columns.first_output_indices.append(request.next_output_index)
 
 
 def _add_fate(stale: _Stale, num_tokens: int, *, delivered: bool) -> None:

@@ -213,8 +213,8 @@ def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start:
     requests.schedule(step.step, entries, num_tokens, sampling)
     if step.num_drafts:
         requests.schedule_drafts(entries, step.num_drafts[start:stop])
-    for request, n, first in zip(entries, num_tokens, firsts, strict=True):
-        if n > 1 or not (first + 1) % block_size:
+    for request in entries if state.config.enable_prefix_caching else ():
+        if request.num_computed_tokens // block_size > request.num_published_blocks:
             _publish_filled(state, step, request)
 
 
@@ -247,7 +247,7 @@ def _publish_filled(state: State, step: InFlightStep, request: Request) -> None:
         blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], step.step)
         step.written.append(request.block_ids[i])
     request.num_published_blocks = max(request.num_published_blocks, known)
-    if full > known and state.config.enable_prefix_caching:
+    if full > known:
         step.pending_publications.append(PendingPublication(request, request.epoch, full))
 
 
@@ -284,7 +284,9 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
         num_tokens = [num_tokens[i] for i in current]
         num_drafts = [num_drafts[i] for i in current] if num_drafts else []
     assert event.handles == [r.handle for r in entries], event.step
-    assert event.first_output_indices == [r.next_output_index for r in entries], event.step
+    assert event.first_output_indices == [
+        len(r.tokens) - r.num_prompt_tokens + r.num_earlier_outputs for r in entries
+    ], event.step
     sampling = [r for r, count in zip(entries, event.counts, strict=True) if count] if event.counts else entries
     requests.settle_current(entries, num_tokens, sampling)
     if num_drafts:

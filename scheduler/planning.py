@@ -13,6 +13,8 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
+from itertools import takewhile
+
 from refold.journal.events import Admission, Event
 from refold.projections.requests import WAITING, Request
 from refold.scheduler import shaping
@@ -27,7 +29,6 @@ def plan_step(state: State) -> list[Event]:
     if state.paused == "all":
         return []
     plan = Plan(state)
-    plan.num_speculative_tokens = shaping.drafts_for_batch(state.config, plan.num_running)
     _plan_running(plan)
     if not plan.preemptions and not plan.starved:
         _plan_waiting(plan)
@@ -35,7 +36,8 @@ def plan_step(state: State) -> list[Event]:
 
 
 def _plan_running(plan: Plan) -> None:
-    block_size, free, special = plan.block_size, plan.free, plan.is_special
+    block_size, free, special, num_drafts = plan.block_size, plan.free, plan.is_special, plan.num_drafts
+    handles, num_tokens, first_positions = plan.handles, plan.num_tokens, plan.first_positions
     for index, request in enumerate(plan.state.queues.running):
         if index >= plan.num_running or not plan.token_budget:
             return
@@ -44,11 +46,13 @@ def _plan_running(plan: Plan) -> None:
             continue
         n = wanted = end - first
         shape = None
-        if wanted != 1 or special or request.grammar or request.media:
+        if wanted != 1 or special or request.grammar or request.media or request.drafts:
             shape = shaping.running(plan, request, wanted)
             n = shape.num_tokens
             if n == 0:
                 continue
+        elif num_drafts:
+            n += max(min(num_drafts, plan.token_budget - 1, request.max_total_tokens - end - 1), 0)
         table = request.block_ids
         missing = -(-(first + n) // block_size) - len(table)
         if missing > 0:
@@ -57,9 +61,14 @@ def _plan_running(plan: Plan) -> None:
             new_block_ids = free.take(missing)
             table = table + new_block_ids
             plan.allocate(new_block_ids)
-        plan.add(request.handle, first, n, shape)
-        if n > 1 or not (first + 1) % block_size:
-            _promise(plan, request, table, first + n)
+        if n != 1 or shape is not None:
+            plan.note_shape(n, shape)
+        handles.append(request.handle)
+        num_tokens.append(n)
+        first_positions.append(first)
+        plan.token_budget -= n
+        if (first + n) // block_size > request.num_published_blocks:
+            _promise(plan, request, table, request.num_published_blocks, (first + n) // block_size)
 
 
 def _make_room(plan: Plan, request: Request, missing: int) -> bool:
@@ -133,21 +142,30 @@ def _admit(plan: Plan, request: Request, hit: list[int]) -> None:
     plan.admitted.add(request.handle)
     if new_block_ids:
         plan.allocate(new_block_ids)
-    plan.add(request.handle, first, n, shape)
+    plan.note_shape(n, shape)
+    plan.handles.append(request.handle)
+    plan.num_tokens.append(n)
+    plan.first_positions.append(first)
+    plan.token_budget -= n
     plan.num_running += 1
-    _promise(plan, request, held + new_block_ids, first + n)
+    _promise(plan, request, held + new_block_ids, first // plan.block_size, (first + n) // plan.block_size)
 
 
 def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
-    hit: list[int] = []
-    pool, free = plan.state.pool, plan.free
-    limit = (len(request.tokens) - 1) // pool.block_size
-    for content_hash in request.block_hashes[:limit]:
-        block = pool.block_by_hash.get(content_hash, plan.hashes.get(content_hash, -1))
-        if block < 0 or block in free.evicted or block in free.released or pool.is_fenced(block):
-            break
-        hit.append(block)
+    pool, free, promised = plan.state.pool, plan.free, plan.hashes
+    hashes = request.block_hashes[: (len(request.tokens) - 1) // pool.block_size]
+    found = list(map(pool.block_by_hash.get, hashes))
+    if promised and None in found:
+        found = [block if block is not None else promised.get(h) for block, h in zip(found, hashes, strict=True)]
+    length = found.index(None) if None in found else len(found)
+    hit = [block for block in found[:length] if block is not None]
+    counts = pool.ref_counts
+    for index, block in enumerate(hit):
+        if counts[block] == 0 and (block in free.evicted or pool.is_fenced(block)):
+            return hit[:index]
+    if free.released:
+        return list(takewhile(lambda block: block not in free.released, hit))
     return hit
 
 
@@ -167,10 +185,9 @@ def _fits(plan: Plan, request: Request, hit: list[int]) -> bool:
     return needed <= room
 
 
-def _promise(plan: Plan, request: Request, table: list[int], end: int) -> None:
-    """Let later entries of this step share what this one is about to fill with known tokens."""
+def _promise(plan: Plan, request: Request, table: list[int], start: int, end: int) -> None:
+    """Let later entries of this step share what this one is about to fill with known tokens: blocks `start` to `end`."""
     pool = plan.state.pool
-    full = min(end // pool.block_size, len(request.block_hashes))
-    for i in range(request.num_published_blocks, full):
+    for i in range(start, min(end, len(request.block_hashes))):
         if request.block_hashes[i] not in pool.block_by_hash:
             plan.hashes.setdefault(request.block_hashes[i], table[i])

@@ -6,6 +6,7 @@ half-planned is ever visible.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from refold.journal.events import (
@@ -13,6 +14,7 @@ from refold.journal.events import (
     BlockAllocation,
     Drafts,
     EncoderInput,
+    EngineConfig,
     Event,
     PreemptReason,
     RequestPreempted,
@@ -40,7 +42,7 @@ class FreeBlocks:
         self.released: dict[int, int] = {}
         self._yielded: list[int] = []
         self._shared: set[int] = set()
-        self.evicted: list[int] = []
+        self.evicted: dict[int, None] = {}
         self.num_free = pool.num_free
         self.num_fenced = pool.num_fenced
 
@@ -48,11 +50,16 @@ class FreeBlocks:
         """The next `count` free blocks: blank ones first, then the cached ones in order of disuse."""
         assert 0 < count <= self.num_free, (count, self.num_free)
         self.num_free -= count
-        return [self._next() for _ in range(count)]
+        if self._yielded:
+            return [self._next() for _ in range(count)]
+        taken = list(islice(self._blank, count))
+        return taken + [self._next() for _ in range(count - len(taken))]
 
     def num_idle(self, hit: Iterable[int]) -> int:
         """How many of these cached blocks are free now: sharing them uses up free blocks."""
-        return sum(1 for block in hit if self._pool.ref_counts[block] == 0 and block not in self._shared)
+        counts = self._pool.ref_counts
+        idle = [block for block in hit if counts[block] == 0]
+        return len(idle) - len(self._shared.intersection(idle)) if self._shared else len(idle)
 
     def share(self, hit: list[int]) -> None:
         """Own cached blocks."""
@@ -75,7 +82,7 @@ class FreeBlocks:
         block = self._next_blank()
         if block is None:
             block = next(b for b in self._cached_then_yielded() if b not in self._shared)
-            self.evicted.append(block)
+            self.evicted[block] = None
         return block
 
     def _next_blank(self) -> int | None:
@@ -188,8 +195,8 @@ class Plan:
         "handles",
         "hashes",
         "is_special",
+        "num_drafts",
         "num_running",
-        "num_speculative_tokens",
         "num_tokens",
         "preemptions",
         "reclaimed",
@@ -204,8 +211,8 @@ class Plan:
         self.block_size = state.pool.block_size
         self.token_budget = config.max_num_batched_tokens
         self.num_running = len(state.queues.running)
-        self.is_special = config.speculation != "off" or config.decode_stagger > 1
-        self.num_speculative_tokens = config.num_speculative_tokens
+        self.num_drafts = drafts_for_batch(config, self.num_running) if config.speculation != "off" else 0
+        self.is_special = config.speculation == "ngram" or config.decode_stagger > 1
         self.free = FreeBlocks(state.pool)
         self.encoder = EncoderRoom(state.encoder, config.encoder_budget_tokens)
         self.starved = False
@@ -223,15 +230,21 @@ class Plan:
         self.allocations: list[BlockAllocation] = []
         self.hashes: dict[bytes, int] = {}
 
-    def add(self, handle: int, first: int, n: int, shape: Shape | None) -> None:
-        """Add an entry to the step; without a shape it is a plain decode."""
-        assert 1 <= n <= self.token_budget, (handle, n, self.token_budget)
-        if shape is not None:
-            self._add_shape(len(self.handles), shape)
-        self.handles.append(handle)
-        self.num_tokens.append(n)
-        self.first_positions.append(first)
-        self.token_budget -= n
+    def note_shape(self, n: int, shape: Shape | None) -> None:
+        """Say what the entry that is added next is; without a shape, a decode with `n - 1` drafts of the worker's."""
+        entry = len(self.handles)
+        assert 1 <= n <= self.token_budget, (entry, n, self.token_budget)
+        if shape is None:
+            self.draft_counts[entry] = n - 1
+            return
+        if shape.is_chunk:
+            self.chunk_entries.append(entry)
+        if shape.num_drafts:
+            self.draft_counts[entry] = shape.num_drafts
+            if shape.draft_token_ids:
+                self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
+        if shape.encoder is not None:
+            self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
 
     def allocate(self, block_ids: list[int]) -> None:
         """Give blocks to the entry that is added next."""
@@ -262,16 +275,6 @@ class Plan:
         self.preemptions.append(preemption(victim, reason, policy, needy, needed, self.free.num_free))
         self.free.release(victim.block_ids, fenced=victim.num_in_flight_tokens > 0)
 
-    def _add_shape(self, entry: int, shape: Shape) -> None:
-        if shape.is_chunk:
-            self.chunk_entries.append(entry)
-        if shape.num_drafts:
-            self.draft_counts[entry] = shape.num_drafts
-            if shape.draft_token_ids:
-                self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
-        if shape.encoder is not None:
-            self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
-
     def events(self) -> list[Event]:
         """The plan as facts: the preemptions, then the step if it has an entry."""
         if not self.handles:
@@ -285,13 +288,23 @@ class Plan:
             chunk_entries=self.chunk_entries,
             admissions=self.admissions,
             allocations=self.allocations,
-            evicted_block_ids=self.free.evicted,
+            evicted_block_ids=list(self.free.evicted),
             num_drafts=[counts.get(entry, 0) for entry in range(len(self.handles))] if counts else [],
             drafts=self.drafts,
             encoder_inputs=self.encoder_inputs,
             encoder_evictions=self.encoder.evictions,
         )
         return [*self.preemptions, step]
+
+
+def drafts_for_batch(config: EngineConfig, num_running: int) -> int:
+    """How many drafts a request may have in a batch of this size: verifying is free in a small batch and dear in a large."""
+    if not config.speculation_by_batch:
+        return config.num_speculative_tokens
+    for batch, drafts in config.speculation_by_batch:
+        if num_running <= batch:
+            return min(drafts, config.num_speculative_tokens)
+    return 0
 
 
 def preemption(

@@ -46,7 +46,7 @@ def _prefill(plan: Plan, request: Request, first: int, wanted: int) -> Shape:
 
 
 def _decode(plan: Plan, request: Request, config: EngineConfig) -> Shape:
-    most = _most_drafts(plan, request, config)
+    most = _most_drafts(plan, request)
     if most <= 0:
         return Shape(1, is_chunk=False)
     if request.drafts:
@@ -60,19 +60,7 @@ def _decode(plan: Plan, request: Request, config: EngineConfig) -> Shape:
     return Shape(1, is_chunk=False)
 
 
-def _most_drafts(plan: Plan, request: Request, config: EngineConfig) -> int:
+def _most_drafts(plan: Plan, request: Request) -> int:
     """How many drafts may ride along: none that could pass the request's last token, nor the step's budget."""
-    if config.speculation == "off":
-        return 0
     certain = len(request.tokens) + request.num_output_placeholders
-    return min(plan.num_speculative_tokens, plan.token_budget - 1, request.max_total_tokens - certain - 1)
-
-
-def drafts_for_batch(config: EngineConfig, num_running: int) -> int:
-    """How many drafts a request may have in a batch of this size: verifying is free in a small batch and dear in a large."""
-    if not config.speculation_by_batch:
-        return config.num_speculative_tokens
-    for batch, drafts in config.speculation_by_batch:
-        if num_running <= batch:
-            return min(drafts, config.num_speculative_tokens)
-    return 0
+    return min(plan.num_drafts, plan.token_budget - 1, request.max_total_tokens - certain - 1)
