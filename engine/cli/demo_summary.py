@@ -240,7 +240,7 @@ def _rows(s: Summary) -> list[tuple[str, str]]:
         ("requests", f"{s.finished_requests} of {s.requests} finished, with {safe(s.model)}"),
         ("tokens", f"{s.tokens:,} in {count(s.steps, 'step')}, {rate}"),
         ("preemptions", f"{s.preemptions}, in a pool of {count(s.num_blocks, 'block')}"),
-        ("stale tokens", f"{stale} (they came back after their request was preempted or had finished)"),
+        ("stale tokens", f"{stale} (in flight when their request was preempted or ended)"),
         (
             "killed",
             f"SIGKILL after {count(s.tokens_before_kill, 'token')}, with {count(s.steps_in_flight_at_kill, 'step')} in flight",

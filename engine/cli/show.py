@@ -17,7 +17,7 @@ EXAMPLES = """Examples:
   refold show --at 812            the state after record 812
   refold show --at 812 --json | jq '.requests[] | select(.num_stale_output_tokens > 0)'"""
 
-# Column title -> key in the portrait of a request, in the order shown.
+# Column title -> key in the portrait of a request, in the order shown. Which blocks they are is in the JSON.
 _COLUMNS = {
     "status": "status",
     "epoch": "epoch",
@@ -29,7 +29,11 @@ _COLUMNS = {
     "to deliver": "num_deliverable_stale_tokens",
     "placeholders": "num_output_placeholders",
     "preempted": "num_preemptions",
+    "blocks": "num_blocks",
 }
+
+
+_TABLE_WIDTH = 112
 
 
 @verb("show", EXAMPLES)
@@ -81,6 +85,7 @@ def _draw(replayed: Replayed, p: dict[str, Any]) -> None:
     console.print(lines)
     if p["requests"]:
         console.print()
+        console.width = max(console.width, _TABLE_WIDTH)
         console.print(_requests(p["requests"]))
 
 
@@ -114,15 +119,14 @@ def _pool_in_words(pool: dict[str, int]) -> str:
 
 
 def _requests(requests: list[dict[str, Any]]) -> Any:
+    """One line per request, all counters in tokens. A narrow terminal wraps the lines; no number is left out."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("request", style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("request", style="bold", overflow="fold")
     for title in _COLUMNS:
-        table.add_column(title, justify="left" if title == "status" else "right")
-    table.add_column("blocks", overflow="fold")
+        longest = max(map(len, title.split()))
+        table.add_column(title, justify="left" if title == "status" else "right", min_width=longest, no_wrap=False)
     for request in requests:
-        blocks = f"{len(request['block_ids'])}: {listed([str(b) for b in request['block_ids']], 6)}"
-        cells = [str(request[key]) for key in _COLUMNS.values()]
-        table.add_row(safe(request["request_id"]), *cells, blocks if request["block_ids"] else "0")
+        table.add_row(safe(request["request_id"]), *(str(request[key]) for key in _COLUMNS.values()))
     return table

@@ -68,6 +68,7 @@ def _request(r: Request) -> dict[str, Any]:
         "waits_for_grammar": r.waits_for_grammar,
         "is_session": r.resumable,
         "priority": r.priority,
+        "num_blocks": len(r.block_ids),
         "block_ids": list(r.block_ids),
     }
 
