@@ -59,6 +59,9 @@ class Wanted(NamedTuple):
     kinds: frozenset[str] | None
 
 
+EVERYTHING = Wanted(None, None, None)
+
+
 @verb("log", EXAMPLES)
 @click.option("--request", "request_id", metavar="ID", help="Only what names this request.")
 @click.option("--step", type=_POSITION, help="Only what a step did.")
@@ -97,6 +100,10 @@ def command(
     with reading(journal) as reader:
         if follow:
             stop = reader.head().position
+        if limit is not None and wanted == EVERYTHING:
+            # Each record has at least one event: what lies further back can't be among the last.
+            end = reader.head().position
+            since = max(since, (end if stop is None else min(stop, end)) - limit)
         lines = _lines(reader, names, wanted, since, stop)
         if not (reverse or follow) and limit is None:
             found = _print(lines, show)
@@ -166,10 +173,10 @@ def _print(lines: Iterator[Line], show: Callable[[Line], str]) -> bool:
 
 
 def _print_last(lines: Iterator[Line], show: Callable[[Line], str], limit: int | None, reverse: bool) -> bool:
-    """Print the last lines in either order. They are put into words as they come: names may change hands later."""
-    kept = deque(((show(line)) for line in lines), maxlen=limit)
-    for text in reversed(kept) if reverse else kept:
-        write(text)
+    """Print the last lines, in either order."""
+    kept = deque(lines, maxlen=limit)
+    for line in reversed(kept) if reverse else kept:
+        write(show(line))
     return bool(kept)
 
 

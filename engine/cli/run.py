@@ -110,6 +110,7 @@ def _impatient() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        note("interrupted: finishing the steps in flight; once more ends it at once")
         raise
 
 
