@@ -163,6 +163,8 @@ def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     counts = pool.ref_counts
     for index, block in enumerate(hit):
         if counts[block] == 0 and (block in free.evicted or pool.is_fenced(block)):
+            if promised.get(hashes[index]) == block:
+                continue  # taken by this very plan, for somebody who is about to write it
             return hit[:index]
     if free.released:
         return list(takewhile(lambda block: block not in free.released, hit))
@@ -191,3 +193,4 @@ def _promise(plan: Plan, request: Request, table: list[int], start: int, end: in
     for i in range(start, min(end, len(request.block_hashes))):
         if request.block_hashes[i] not in pool.block_by_hash:
             plan.hashes.setdefault(request.block_hashes[i], table[i])
+            plan.free.own(table[i])

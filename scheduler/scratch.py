@@ -66,6 +66,10 @@ class FreeBlocks:
         self.num_free -= self.num_idle(hit)
         self._shared.update(hit)
 
+    def own(self, block: int) -> None:
+        """A block that this plan has taken already: whoever shares it uses up nothing."""
+        self._shared.add(block)
+
     def release(self, block_ids: list[int], *, fenced: bool) -> None:
         """Count what a victim gives back: to the free blocks, or to the fence while a step may still write them."""
         for block in reversed(block_ids):
