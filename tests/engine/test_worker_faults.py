@@ -15,6 +15,7 @@ from refold.gpu.simulated import SimulatedWorker
 from refold.journal.events import EngineClosed, EngineConfig, Event, WorkerStarted
 from refold.journal.events import WorkerLost as WorkerLostEvent
 from refold.journal.stores import open_reader
+from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from tests.kit.engines import MODEL, eventually, lawful_events, must_produce
 
 PROMPTS = [[number, 7] for number in range(6)]
@@ -102,15 +103,15 @@ def losses(events: list[Event]) -> list[WorkerLostEvent]:
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("at", [2, 9])
-def test_a_worker_at_fault_is_replaced_and_its_requests_come_out_whole(name: str, at: int, tmp_path: Path) -> None:
+def test_a_worker_at_fault_is_replaced_and_its_requests_come_out_whole(name: str, at: int) -> None:
     fault, reason = FAULTS[name]
     make, made = workers(fault, at)
-    journal = str(tmp_path / "journal.db")
-    with Engine(MODEL, journal, make_worker=make, max_in_flight_steps=3) as engine:
+    journal = MemoryJournal()
+    with Engine(MODEL, MemoryStore(journal), make_worker=make, max_in_flight_steps=3) as engine:
         check(engine.run(PROMPTS, SAMPLINGS))
         assert engine.stats().lost_workers == 1
     assert len(made) == 2
-    events = lawful_events(open_reader(journal))
+    events = lawful_events(MemoryStore(journal))
     (lost,) = losses(events)
     assert reason in lost.reason
     assert "\n" not in lost.reason

@@ -1,5 +1,6 @@
 """What tests of the engine share: the outcome that a simulated request must have, journals read back, streams collected."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -73,3 +74,8 @@ def eventually(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.002)
+
+
+async def becomes(holds: Callable[[], Any]) -> None:
+    """`eventually`, in an event loop."""
+    await asyncio.to_thread(eventually, holds)

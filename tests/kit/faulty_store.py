@@ -1,7 +1,7 @@
 """A real store behind a door that sticks: it fails after some appends, or opens only when told.
 
-What a disk does to an engine, without a disk: an append that raises (full, broken, fenced), one that is stored and raises
-all the same (unknown outcome), and one that takes its time.
+What a disk does to an engine, without breaking a disk: an append that raises (full, broken, fenced), one that takes its
+time, and one that stands still.
 """
 
 import threading
