@@ -76,7 +76,7 @@ def test_the_guard_of_these_tests_would_notice(journal):
 @pytest.mark.parametrize(("arguments", "budget_s"), [(("--help",), 0.150), (("log",), 0.400)])
 def test_the_command_starts_fast(journal, arguments, budget_s):
     took = []
-    for _ in range(3):
+    while len(took) < 6 and min(took, default=9.0) >= budget_s * MARGIN:
         started = time.perf_counter()
         status, stdout, _ = finished(*arguments, *([journal] if arguments == ("log",) else []))
         took.append(time.perf_counter() - started)
