@@ -3,6 +3,7 @@
 The names of requests are spoken of, never their handles; what a step works on is a mapping from name to tokens.
 """
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -47,6 +48,45 @@ def under_pressure(depth: int = 3, **changes: object) -> Drive:
         drive.schedule()
         if depth == 1:
             drive.complete()
+    return drive
+
+
+def random_life(seed: int, turns: int = 100, **changes: object) -> Drive:
+    """A short life under memory pressure, with aborts and resets, to its end."""
+    rng = random.Random(seed)
+    block_size = rng.choice((1, 2, 4))
+    drawn = {
+        "block_size": block_size,
+        "num_blocks": 48 // block_size,
+        "vocab_size": 50,
+        "eos_token_ids": rng.choice(((), (2,))),
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": rng.choice((8, 24)),
+        "max_in_flight_steps": rng.choice((1, 2, 3, 4, 8)),
+        "policy": rng.choice(("fcfs", "priority")),
+        "long_prefill_token_threshold": rng.choice((0, 3)),
+        "watermark_blocks": rng.choice((0, 1)),
+        "admit_full_sequence": rng.choice((True, False)),
+        "enable_prefix_caching": rng.choice((True, True, False)),
+    }
+    drive = opened(**(drawn | changes))
+    for turn in range(turns):
+        roll = rng.random()
+        if roll < 0.2:
+            length = rng.choice((1, 5, 12))
+            prompt = [7, 1, 2, 1] * 3 if rng.random() < 0.5 else [rng.randrange(50) for _ in range(12)]
+            drive.submit(
+                f"r{turn}", prompt[:length], rng.choice((1, 4, 12)), seed=rng.randrange(99), priority=rng.randrange(3)
+            )
+        elif roll < 0.23 and drive.state.requests.live():
+            drive.abort(rng.choice(drive.state.requests.live()).request_id)
+        elif roll < 0.25:
+            reset(drive)
+        elif roll < 0.65 or not drive.orders:
+            drive.schedule()
+        else:
+            drive.complete()
+    drive.run()
     return drive
 
 
