@@ -107,6 +107,8 @@ def _propose_drafts(state: State, command: ProposeDrafts) -> list[Event]:
     request = state.requests.find_live(command.request_id)
     if request is None or request.num_in_flight_tokens or request.status is not RUNNING:
         return []
+    if state.config.speculation == "off":
+        return []
     check_prompt_tokens(command.request_id, command.token_ids, state.config)
     return [DraftsProposed(handle=request.handle, token_ids=command.token_ids)]
 

@@ -213,6 +213,8 @@ def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start:
     requests.schedule(step.step, entries, num_tokens, sampling)
     if step.num_drafts:
         requests.schedule_drafts(entries, step.num_drafts[start:stop])
+    elif state.config.speculation != "off":
+        requests.schedule_drafts(entries, [0] * len(entries))
     for request in entries if state.config.enable_prefix_caching else ():
         if request.num_computed_tokens // block_size > request.num_published_blocks:
             _publish_filled(state, step, request)

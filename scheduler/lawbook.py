@@ -2,6 +2,9 @@
 
 It follows a journal event by event beside the fold, keeps its own account of steps, outputs and block contents, and
 compares. It shares no state with the appliers that it judges.
+
+Which places of a block were written is a bit mask. A block is proved once, when its hash is first seen; the account of a
+request that has ended is let go at the next check.
 """
 
 from collections import deque
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refold.journal.events import (
+    CacheReset,
     EngineOpened,
     Event,
     OutputDelivered,
@@ -40,21 +44,41 @@ class _Account:
         self.chunks: deque[list[int]] = deque()
         self.is_idle = False
 
+    def let_go(self) -> None:
+        """The request has ended and what it published is proved: only its outputs are still of use."""
+        self.context, self.hashes = [], []
+        self.chunks.clear()
+
+
+class _Written:
+    """Who writes a block, as which block of its table, and which places are written: a bit each."""
+
+    __slots__ = ("handle", "index", "places")
+
+    def __init__(self, handle: int, index: int) -> None:
+        self.handle = handle
+        self.index = index
+        self.places = 0
+
 
 class LawBook:
     """Follows a journal beside the fold and raises at the first event that breaks a law.
 
-    `observe(state, event)` is called after `event` was folded into `state`; `num_checks` counts the events judged.
+    `observe(state, event)` is called after `event` was folded into `state`; it is `follow` and `check` in one. Each event
+    must be followed; whoever can't afford every check may check now and then. `num_checks` counts checks.
     """
 
     def __init__(self) -> None:
         self.num_checks = 0
         self._unresolved: dict[int, list[int]] = {}
+        self._writing: dict[int, set[int]] = {}
         self._next_step = 0
         self._accounts: dict[int, _Account] = {}
         self._finished: set[int] = set()
-        self._content: dict[int, tuple[int, int, set[int]]] = {}
-        self._proved: dict[int, bytes] = {}
+        self._ended_since_check: list[_Account] = []
+        self._content: dict[int, _Written] = {}
+        self._proved: dict[bytes, int] = {}
+        self._proved_hashes: dict[int, bytes] = {}
         self._watchers: dict[type[Event], Callable[[State, Any], None]] = {
             EngineOpened: self._opened,
             RequestSubmitted: self._submitted,
@@ -65,6 +89,7 @@ class LawBook:
             StaleOutputConsumed: self._stale,
             RequestFinished: self._ended,
             WorkerLost: self._worker_lost,
+            CacheReset: self._cache_reset,
             StateDigest: self._digested,
         }
 
@@ -74,12 +99,34 @@ class LawBook:
         Raises:
             InvariantViolation: a law is broken; the message names it.
         """
-        self.num_checks += 1
         watch = self._watchers.get(type(event))
         if watch is not None:
             watch(state, event)
-        if type(event) is StepScheduled or type(event) is OutputDelivered or type(event) is StaleOutputConsumed:
+        self.check(state)
+
+    def follow(self, state: State, event: Event) -> None:
+        """Account for one event, and judge what it says itself.
+
+        Raises:
+            InvariantViolation: a law is broken; the message names it.
+        """
+        watch = self._watchers.get(type(event))
+        if watch is not None:
+            watch(state, event)
+
+    def check(self, state: State) -> None:
+        """Judge the state as it is.
+
+        Raises:
+            InvariantViolation: a law is broken; the message names it.
+        """
+        self.num_checks += 1
+        if self._proved != state.pool.block_by_hash:
             self._check_published(state)
+        if self._ended_since_check:
+            for account in self._ended_since_check:
+                account.let_go()
+            self._ended_since_check.clear()
         check_state(state)
 
     def output_tokens(self, handle: int) -> list[int]:
@@ -118,9 +165,9 @@ class LawBook:
         request = state.requests.by_handle[account.submitted.handle]
         size = state.pool.block_size
         for index, block in enumerate(request.block_ids):
-            _, _, written = self._content[block]
-            if self._content[block][0] == request.handle:
-                written.intersection_update(range(max(request.num_computed_tokens - index * size, 0)))
+            content = self._content[block]
+            if content.handle == request.handle:
+                content.places &= (1 << min(max(request.num_computed_tokens - index * size, 0), size)) - 1
 
     def _scheduled(self, state: State, event: StepScheduled) -> None:
         if event.step != self._next_step:
@@ -140,27 +187,43 @@ class LawBook:
         depth = len(self._unresolved)
         if not depth <= state.config.max_in_flight_steps:
             raise broken("L8", f"{depth} steps in flight")
+        self._check_taken(event)
+        again, size, by_handle = state.config.speculation != "off", state.pool.block_size, state.requests.by_handle
+        writing = self._writing[event.step] = set()
+        for handle, n, first in zip(event.handles, event.num_tokens, event.first_positions, strict=True):
+            self._write(by_handle[handle], first, first + n, size, writing, again=again)
+
+    def _check_taken(self, event: StepScheduled) -> None:
+        """A block that is taken is forgotten, and no step in flight may still write it."""
         for allocation in event.allocations:
             for block in allocation.block_ids:
                 self._content.pop(block, None)
-                self._proved.pop(block, None)
-        speculating = state.config.speculation != "off"
-        for handle, n, first in zip(event.handles, event.num_tokens, event.first_positions, strict=True):
-            request = state.requests.by_handle[handle]
-            for position in range(first, first + n):
-                self._write(request, position, state.pool.block_size, again=speculating)
+                if block in self._proved_hashes:
+                    del self._proved[self._proved_hashes.pop(block)]
+                late = [step for step, blocks in self._writing.items() if block in blocks]
+                if late:
+                    raise broken("L3", f"block {block} is taken in step {event.step}, steps {late} still write it")
 
-    def _write(self, request: Request, position: int, block_size: int, *, again: bool) -> None:
+    def _write(self, request: Request, start: int, end: int, size: int, writing: set[int], *, again: bool) -> None:
         """A position is written once, into the request's own block; again only where drafts may have been rejected."""
-        index = position // block_size
-        if index >= len(request.block_ids):
-            raise broken("L8", f"{request.request_id} has no block for {position}")
-        block = request.block_ids[index]
-        owner, owned_index, written = self._content.setdefault(block, (request.handle, index, set()))
-        mine = (owner, owned_index) == (request.handle, index)
-        if not mine or (position % block_size in written and not again):
-            raise broken("L4", f"{request.request_id} writes position {position} into block {block} a second time")
-        written.add(position % block_size)
+        while start < end:
+            index = start // size
+            stop = min(end, (index + 1) * size)
+            if index >= len(request.block_ids):
+                raise broken("L8", f"{request.request_id} has no block for {start}")
+            block = request.block_ids[index]
+            content = self._content.get(block)
+            if content is None:
+                content = self._content[block] = _Written(request.handle, index)
+            places = ((1 << (stop - start)) - 1) << (start - index * size)
+            mine = content.handle == request.handle and content.index == index
+            if not mine or (content.places & places and not again):
+                raise broken(
+                    "L4", f"{request.request_id} writes positions {start}..{stop - 1} into block {block} a second time"
+                )
+            content.places |= places
+            writing.add(block)
+            start = stop
 
     def _delivered(self, state: State, event: OutputDelivered) -> None:
         counts = event.counts or [1] * len(event.handles)
@@ -190,7 +253,7 @@ class LawBook:
                 raise broken("L1", f"handle {handle} resolved twice in step {step}")
             self._unresolved[step].remove(handle)
         if not self._unresolved[step]:
-            del self._unresolved[step]
+            del self._unresolved[step], self._writing[step]
 
     def _append(self, handle: int, tokens: list[int], index: int) -> None:
         account = self._accounts[handle]
@@ -210,6 +273,7 @@ class LawBook:
         if event.handle in self._finished:
             raise broken("L9", f"handle {event.handle} finished twice")
         self._finished.add(event.handle)
+        self._ended_since_check.append(self._accounts[event.handle])
         outputs = len(self._accounts[event.handle].outputs)
         if outputs != event.num_output_tokens:
             raise broken("L5", f"handle {event.handle} finished with {event.num_output_tokens} outputs, {outputs} seen")
@@ -223,8 +287,16 @@ class LawBook:
         if event.steps != lost:
             raise broken("L1", f"steps {event.steps} lost, {lost} were in flight")
         self._unresolved.clear()
+        self._writing.clear()
+        self._forget_content()
+
+    def _cache_reset(self, state: State, event: CacheReset) -> None:  # noqa: ARG002
+        self._forget_content()
+
+    def _forget_content(self) -> None:
         self._content.clear()
         self._proved.clear()
+        self._proved_hashes.clear()
 
     def _digested(self, state: State, event: StateDigest) -> None:
         actual = digest(state)
@@ -236,16 +308,22 @@ class LawBook:
     def _check_published(self, state: State) -> None:
         size, proved = state.pool.block_size, self._proved
         for content_hash, block in state.pool.block_by_hash.items():
-            if proved.get(block) == content_hash:
+            if proved.get(content_hash) == block:
                 continue
-            if block not in self._content:
+            content = self._content.get(block)
+            if content is None:
                 raise broken("L4", f"block {block} is published and was never written")
-            handle, index, written = self._content[block]
-            if len(written) != size:
-                raise broken("L4", f"block {block} is published with {len(written)} of {size} places written")
-            if self._chain(handle, index, size) != content_hash:
+            if content.places != (1 << size) - 1:
+                raise broken(
+                    "L4", f"block {block} is published with {content.places.bit_count()} of {size} places written"
+                )
+            if self._chain(content.handle, content.index, size) != content_hash:
                 raise broken("L4", f"block {block} is published under another content's hash")
-            proved[block] = content_hash
+            proved[content_hash] = block
+            self._proved_hashes[block] = content_hash
+        if len(proved) != len(state.pool.block_by_hash):
+            gone = proved.keys() - state.pool.block_by_hash.keys()
+            raise broken("L4", f"blocks {sorted(proved[h] for h in gone)} are published no more and were not taken")
 
     def _chain(self, handle: int, index: int, size: int) -> bytes:
         """The hash of a request's block, from the account's own tokens. What was hashed before isn't hashed again."""

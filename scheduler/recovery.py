@@ -6,10 +6,19 @@ known tokens stay, so no client sees a token twice.
 """
 
 from refold.journal.errors import Rejected
-from refold.journal.events import EngineClosed, EngineOpened, Event, RequestFinished, WorkerLost, WorkerStarted
-from refold.projections.requests import FINISHED, RUNNING
+from refold.journal.events import (
+    EngineClosed,
+    EngineConfig,
+    EngineOpened,
+    Event,
+    RequestFinished,
+    WorkerLost,
+    WorkerStarted,
+)
+from refold.projections.requests import FINISHED, RUNNING, Request
 from refold.scheduler.admission import num_blocks_at_most
 from refold.scheduler.commands import CloseEngine, LoseWorker, OpenEngine, StartWorker
+from refold.scheduler.sessions import context_at_most
 from refold.scheduler.state import State
 
 
@@ -40,11 +49,23 @@ def open_engine(state: State, command: OpenEngine) -> list[Event]:
             f" and a model length of {config.max_model_len}",
         )
         for r in live
-        if len(r.tokens) >= config.max_model_len
-        or num_blocks_at_most(r.num_prompt_tokens, r.sampling.max_tokens, config) > config.num_blocks
-        or any(m.num_tokens > min(config.encoder_budget_tokens, config.encoder_cache_tokens) for m in r.media)
+        if not _can_hold(r, config)
     ]
     return [opened, *ends]
+
+
+def _can_hold(request: Request, config: EngineConfig) -> bool:
+    """Whether a request, with all the input that waits for its turn, can come to its end under this configuration."""
+    longest_media = max((media.num_tokens for media in request.media), default=0)
+    if len(request.tokens) >= config.max_model_len:
+        return False
+    if longest_media > min(config.encoder_budget_tokens, config.encoder_cache_tokens):
+        return False
+    prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
+    if request.chunks:
+        max_tokens = request.chunks[-1].sampling.max_tokens
+        prompt = context_at_most(request, config) - max_tokens
+    return prompt < config.max_model_len and num_blocks_at_most(prompt, max_tokens, config) <= config.num_blocks
 
 
 def close_engine(state: State, command: CloseEngine) -> list[Event]:

@@ -6,7 +6,7 @@ the chunk takes. Whoever needs memory more may take an idle session's blocks: it
 """
 
 from refold.journal.errors import Rejected
-from refold.journal.events import Event, RequestFinished, SessionClosed, SessionExtended
+from refold.journal.events import EngineConfig, Event, RequestFinished, SessionClosed, SessionExtended
 from refold.projections.requests import IDLE, Request
 from refold.scheduler.admission import check_prompt_tokens, check_sampling, num_blocks_at_most
 from refold.scheduler.commands import CloseSession, ExpireSessions, ExtendSession
@@ -28,11 +28,7 @@ def extend_session(state: State, command: ExtendSession) -> list[Event]:
 def _check_room(state: State, request: Request, command: ExtendSession) -> None:
     """The context that the session comes to, at the most, must fit the model and the pool."""
     config = state.config
-    ahead = max(request.max_total_tokens, len(request.tokens))
-    context = len(request.tokens) if request.status is IDLE else ahead
-    for chunk in request.chunks:
-        context += len(chunk.token_ids) + chunk.sampling.max_tokens
-    context += len(command.token_ids)
+    context = context_at_most(request, config) + len(command.token_ids)
     if context >= config.max_model_len:
         raise Rejected(
             f"session {request.request_id!r}: its context can come to {context} tokens, the model takes "
@@ -44,6 +40,14 @@ def _check_room(state: State, request: Request, command: ExtendSession) -> None:
             f"session {request.request_id!r}: {context} tokens of context and max_tokens {command.sampling.max_tokens} can "
             f"need {needed} blocks of {config.block_size}, the pool has {config.num_blocks}; start a new session"
         )
+
+
+def context_at_most(request: Request, config: EngineConfig) -> int:
+    """Tokens that a session's context can come to when its turn and all that is queued have ended."""
+    context = len(request.tokens)
+    if request.status is not IDLE:
+        context = max(context, min(request.num_prompt_tokens + request.sampling.max_tokens, config.max_model_len))
+    return context + sum(len(chunk.token_ids) + chunk.sampling.max_tokens for chunk in request.chunks)
 
 
 def close_session(state: State, command: CloseSession) -> list[Event]:

@@ -50,13 +50,17 @@ def config(**changes: object) -> EngineConfig:
 
 
 class Drive:
-    """An engine without a shell. Every event passes the laws, and `records` is its journal."""
+    """An engine without a shell. Every event passes the laws, and `records` is its journal.
+
+    `commands` are those that made the records, one each.
+    """
 
     def __init__(self, engine_config: EngineConfig | None = None, *, laws: bool = True) -> None:
         self.config = engine_config or config()
         self.state = State()
         self.book = LawBook() if laws else None
         self.records: list[list[Event]] = []
+        self.commands: list[Command] = []
         self.orders: deque[WorkOrder] = deque()
         self.released: list[int] = []
         self.worker: SimulatedWorker | None = None
@@ -70,6 +74,7 @@ class Drive:
         events = decide(self.state, command)
         if events:
             self.records.append(events)
+            self.commands.append(command)
         for event in events:
             fold(self.state, event)
             if self.book is not None:
@@ -117,7 +122,7 @@ class Drive:
         """Let the worker execute its oldest order, and deliver the output."""
         return self.deliver(self.run_worker())
 
-    def deliver(self, output: StepOutput) -> list[Event]:
+    def deliver(self, output: StepOutput, refused_entries: Sequence[int] = (), time_ns: int = 0) -> list[Event]:
         """Deliver an output that the worker made."""
         return self.do(
             CompleteStep(
@@ -126,6 +131,8 @@ class Drive:
                 counts=output.counts,
                 token_ids=output.token_ids,
                 positions=output.positions,
+                refused_entries=list(refused_entries),
+                time_ns=time_ns,
             )
         )
 

@@ -1,0 +1,307 @@
+"""The player: obeys a list of orders, and remembers them. The same list is the same life.
+
+An order is a command of the scheduler's, or something that happens outside of it: the worker works, its answer arrives (in
+time, twice, too early, garbled), the process dies and another one opens what is left of the journal. Orders are tolerant:
+one that has nothing to act on does nothing, so any part of a list is a list that can be played. That is what shrinking
+needs.
+
+Every event is judged by the law book, by conduct and, at the end, by the transcript and by a second engine that decides the
+whole journal again.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Literal
+
+import msgspec
+
+from refold.gpu.batch import StepOutput
+from refold.journal.codec import decode, encode
+from refold.journal.errors import Rejected, WorkerLost
+from refold.journal.events import EngineConfig, Event
+from refold.journal.events import WorkerLost as WorkerLostEvent
+from refold.journal.record import EMPTY_HEAD, head_after, seal
+from refold.scheduler.commands import (
+    CloseEngine,
+    CloseSession,
+    Command,
+    LoseWorker,
+    ReadyGrammar,
+    ResumeEngine,
+    ScheduleStep,
+    StartWorker,
+)
+from refold.scheduler.decide import decide
+from refold.scheduler.fold import fold
+from refold.scheduler.lawbook import LawBook
+from refold.scheduler.state import State, digest
+from tests.kit.conduct import Conduct
+from tests.kit.drive import Drive
+from tests.kit.transcript import Transcript
+
+MAX_QUIET_TURNS = 3000
+
+
+class Order(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that happens outside of the scheduler."""
+
+
+class Work(Order, frozen=True):
+    """The worker executes its oldest order; the answer is on its way."""
+
+
+class Answer(Order, frozen=True):
+    """The oldest answer on its way arrives. `refuse`: grammars refuse the tokens of their requests."""
+
+    refuse: bool = False
+
+
+class AnswerAgain(Order, frozen=True):
+    """An answer that arrived before, or was lost with its worker, arrives `back` before the last: it must be refused."""
+
+    back: int = 0
+
+
+class AnswerAhead(Order, frozen=True):
+    """The second answer on its way arrives before the first: the worker is given up."""
+
+
+class AnswerWrong(Order, frozen=True):
+    """The oldest answer arrives garbled: the worker is given up."""
+
+    how: Literal["counts", "extra", "token", "position"] = "counts"
+
+
+class LoseTheWorker(Order, frozen=True):
+    """The worker dies, and another starts."""
+
+
+class Reopen(Order, frozen=True):
+    """The engine's process ends, in good order or not, and the next one opens the journal.
+
+    Its last `lost` records never reached the disk. `changes` are fields of the next life's configuration.
+    """
+
+    lost: int = 0
+    in_order: bool = False
+    changes: dict[str, Any] = {}
+
+
+class Player(Drive):
+    """A drive that obeys orders. `orders` are those it was given."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.orders_given: list[Order | Command] = []
+        self.conduct = Conduct()
+        self.answers: deque[StepOutput] = deque()
+        self.past: deque[StepOutput] = deque(maxlen=8)
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def obey(self, order: Order | Command) -> None:
+        """Obey one order."""
+        self.orders_given.append(order)
+        obey = _OBEY.get(type(order))
+        if obey is not None:
+            obey(self, order)
+            return
+        assert isinstance(order, Command), order
+        with suppress(Rejected):
+            self.do(order)
+        self.conduct.obeyed(self.state, order)
+
+    def do(self, command: Command) -> list[Event]:
+        """Decide, keep, fold, judge, and look after the worker."""
+        state, book, conduct = self.state, self.book, self.conduct
+        events = decide(state, command)
+        conduct.plan(state, command, events)
+        if events:
+            self.records.append(events)
+            self.commands.append(command)
+        for event in events:
+            conduct.before(state, event)
+            fold(state, event)
+            if book is not None:
+                book.observe(state, event)
+            conduct.after(state, event)
+            self._serve(event)
+            if type(event) is WorkerLostEvent:
+                self.past.extend(self.answers)
+                self.answers.clear()
+        return events
+
+    def _work(self, order: Work) -> None:
+        if self.orders:
+            self.answers.append(self.run_worker())
+
+    def _answer(self, order: Answer) -> None:
+        if not self.answers:
+            return
+        answer = self.answers.popleft()
+        self.past.append(answer)
+        refused = []
+        if order.refuse:
+            requests = self.state.window.in_flight[0].requests
+            refused = [i for i, r in enumerate(requests) if r.grammar and answer.counts[i]]
+        self.deliver(answer, refused, time_ns=len(self.orders_given))
+
+    def _answer_again(self, order: AnswerAgain) -> None:
+        if not self.past:
+            return
+        before = digest(self.state)
+        try:
+            self.deliver(self.past[-1 - order.back % len(self.past)])
+        except Rejected:
+            assert digest(self.state) == before, "a refused answer changed the state"
+            return
+        raise AssertionError("an answer was accepted twice")
+
+    def _answer_ahead(self, order: AnswerAhead) -> None:
+        if len(self.answers) >= 2:
+            self._deliver_wrong(self.answers[1])
+
+    def _answer_wrong(self, order: AnswerWrong) -> None:
+        if not self.answers:
+            return
+        answer, step = self.answers[0], self.state.window.in_flight[0]
+        wrong: dict[str, object] = {}
+        if order.how == "counts":
+            wrong = {"counts": answer.counts[:-1]}
+        elif order.how == "extra":
+            wrong = {"token_ids": [*answer.token_ids, 0]}
+        elif order.how == "token" and answer.token_ids:
+            wrong = {"token_ids": [*answer.token_ids[:-1], self.config.vocab_size]}
+        elif order.how == "position":
+            read = [i for i, count in enumerate(answer.counts) if count and step.stale.get(i) != "drop"]
+            if read:
+                wrong = {"positions": [p + (i == read[-1]) for i, p in enumerate(answer.positions)]}
+        if wrong:
+            self._deliver_wrong(msgspec.structs.replace(answer, **wrong))
+
+    def _deliver_wrong(self, answer: StepOutput) -> None:
+        try:
+            self.deliver(answer)
+        except WorkerLost as lost:
+            self._lose_worker(str(lost))
+            return
+        raise AssertionError("a wrong answer was accepted")
+
+    def _lose_the_worker(self, order: LoseTheWorker) -> None:
+        self._lose_worker("simulated loss")
+
+    def _lose_worker(self, reason: str) -> None:
+        if self.do(LoseWorker(reason=reason)):
+            self.do(StartWorker(kind="simulated", environment={}))
+
+    def _reopen(self, order: Reopen) -> None:
+        """What the journal's bytes say is all that is left."""
+        if order.in_order:
+            self.do(CloseEngine(reason="simulated"))
+        before = digest(self.state)
+        self.worker = None
+        self.orders.clear()
+        self.released.clear()
+        lost = min(order.lost, len(self.records))
+        if lost:
+            del self.records[-lost:], self.commands[-lost:]
+            self.past.clear()
+            self.answers.clear()
+            self.book, self.conduct = LawBook(), Conduct()
+            self.state = refolded(self.records, self.book, self.conduct)
+        else:
+            self.state = refolded(self.records)
+            assert digest(self.state) == before, "the journal folds to another state than the engine had"
+        self.open(msgspec.structs.replace(self.config, **order.changes))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Nothing is held back any more, and all that is left comes to its end."""
+        self.do(ResumeEngine())
+        if not self.state.worker_alive:
+            self.do(StartWorker(kind="simulated", environment={}))
+        for request in self.state.requests.live():
+            self.do(ReadyGrammar(request_id=request.request_id))
+            self.do(CloseSession(request_id=request.request_id))
+        for _ in range(MAX_QUIET_TURNS):
+            while self.do(ScheduleStep()):
+                pass
+            if self.answers:
+                self._answer(Answer())
+            elif self.orders:
+                self._work(Work())
+            else:
+                break
+        live = [request.request_id for request in self.state.requests.live()]
+        assert self.state.is_quiescent, f"{live} live with nothing to do, or no end after {MAX_QUIET_TURNS} turns"
+
+    def judge(self) -> None:
+        """Judge the whole journal: who was given what, and whether it would be decided again."""
+        transcript = Transcript()
+        for events in self.records:
+            for event in events:
+                transcript.observe(event)
+        assert not transcript.unfinished, f"handles {sorted(transcript.unfinished)} never finished"
+        assert digest(decided_again(self.commands, self.records)) == digest(self.state), "folded to another state"
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over the bytes of all records."""
+        whole = hashlib.sha256()
+        for events in self.records:
+            whole.update(encode(events))
+        return whole.hexdigest()
+
+
+_OBEY: dict[type, Callable[[Player, Any], None]] = {
+    Work: Player._work,
+    Answer: Player._answer,
+    AnswerAgain: Player._answer_again,
+    AnswerAhead: Player._answer_ahead,
+    AnswerWrong: Player._answer_wrong,
+    LoseTheWorker: Player._lose_the_worker,
+    Reopen: Player._reopen,
+}
+
+
+def play(config: EngineConfig, orders: Iterable[Order | Command]) -> Player:
+    """Open an engine, obey all orders, let everything end, and judge it."""
+    player = Player(config)
+    player.open()
+    for order in orders:
+        player.obey(order)
+    player.settle()
+    player.judge()
+    return player
+
+
+def refolded(records: Iterable[list[Event]], book: LawBook | None = None, conduct: Conduct | None = None) -> State:
+    """A fresh fold of the journal's bytes; a new book and a new conduct read along."""
+    state, head = State(), EMPTY_HEAD._replace(engine_epoch=1)
+    for events in records:
+        record = seal(head, 0, encode(events))
+        head = head_after(record)
+        for event in decode(record):
+            fold(state, event)
+            if book is not None:
+                book.follow(state, event)
+            if conduct is not None:
+                conduct.after(state, event)
+    if book is not None:
+        book.check(state)
+    return state
+
+
+def decided_again(commands: Iterable[Command], records: Iterable[list[Event]]) -> State:
+    """Decide every command again on a fold of the bytes so far: the facts must be the same, byte for byte (law L12)."""
+    state, head = State(), EMPTY_HEAD._replace(engine_epoch=1)
+    for command, events in zip(commands, records, strict=True):
+        record = seal(head, 0, encode(events))
+        head = head_after(record)
+        again = encode(decide(state, command))
+        assert again == record.body, f"L12 broken: {type(command).__name__} was decided otherwise: {again[:300]!r}"
+        for event in decode(record):
+            fold(state, event)
+    return state
