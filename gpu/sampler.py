@@ -105,7 +105,8 @@ def _filtered(values: NDArray[np.float64], sampling: Sampling) -> tuple[NDArray[
     if 0 < sampling.top_k < len(values):
         kept = _largest(values, sampling.top_k)
     # Subtracting the largest first makes any temperature safe: the exponent is never above 0, and never inf / inf.
-    shares = np.exp((values[kept] - values[kept].max()) / sampling.temperature)
+    with np.errstate(over="ignore", under="ignore"):
+        shares = np.exp((values[kept] - values[kept].max()) / sampling.temperature)
     if sampling.top_p < 1:
         nucleus = _nucleus(shares, sampling.top_p)
         kept, shares = kept[nucleus], shares[nucleus]
