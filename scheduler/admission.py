@@ -11,6 +11,7 @@ from refold.scheduler.state import State
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_SALT_CHARS = 256
+MAX_NAME_CHARS = 256
 
 
 def submit_request(state: State, command: SubmitRequest) -> list[Event]:
@@ -62,6 +63,15 @@ def _check_identity(state: State, command: SubmitRequest) -> None:
         raise Rejected(
             f"cache salt of {len(command.cache_salt)} characters: give at most {MAX_SALT_CHARS}, valid Unicode"
         )
+    names = [("tenant", command.tenant), ("adapter", command.adapter)]
+    for what, name in (*names, *(("media digest", media.digest) for media in command.media)):
+        if len(name) > MAX_NAME_CHARS or not name.isprintable():
+            raise Rejected(
+                f"request {request_id!r}: {what} {name[:40]!r} ({len(name)} characters): give at most {MAX_NAME_CHARS} "
+                "printable ones"
+            )
+    if not _encodable(command.grammar):
+        raise Rejected(f"request {request_id!r}: the grammar holds half a surrogate pair: give valid Unicode")
     if not -(2**63) <= command.priority < 2**63:
         raise Rejected(f"priority {command.priority}: give a 64-bit integer; small runs first")
 
