@@ -69,7 +69,7 @@ class Delivery:
         """Fold durable events and ring the readers of what changed."""
         with self._lock:
             for handle in self._outbox.observe_all(events):
-                for reader in list(self._readers.get(handle, ())):
+                for reader in tuple(self._readers.get(handle, ())):
                     self._ring(reader)
 
     def fail(self, cause: RefoldError) -> None:

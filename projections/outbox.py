@@ -62,7 +62,8 @@ class Outbox:
         for event in events:
             observer = _OBSERVERS.get(type(event))
             if observer is not None:
-                changed.update((output.handle, output) for output in observer(self, event))
+                for output in observer(self, event):
+                    changed[output.handle] = output
         return changed
 
     def _submitted(self, event: RequestSubmitted) -> list[Output]:
@@ -71,10 +72,12 @@ class Outbox:
         return [output]
 
     def _delivered(self, event: OutputDelivered) -> list[Output]:
-        counts = event.counts or [1] * len(event.handles)
-        assert sum(counts) == len(event.token_ids), event.step
+        if not event.counts:
+            columns = zip(event.handles, event.first_output_indices, event.token_ids, strict=True)
+            return [self._append_one(handle, index, token) for handle, index, token in columns]
+        assert sum(event.counts) == len(event.token_ids), event.step
         changed, offset = [], 0
-        for handle, count, index in zip(event.handles, counts, event.first_output_indices, strict=True):
+        for handle, count, index in zip(event.handles, event.counts, event.first_output_indices, strict=True):
             if count:
                 changed.append(self._append(handle, index, event.token_ids[offset : offset + count]))
                 offset += count
@@ -88,6 +91,14 @@ class Outbox:
                 changed.append(self._append(handle, index, event.token_ids[offset : offset + count]))
             offset += count
         return changed
+
+    def _append_one(self, handle: int, index: int, token_id: int) -> Output:
+        """`_append` for the steady decode, where it is most of what delivery costs."""
+        output = self.by_handle[handle]
+        assert output.finish_reason is None, f"a token for {output.request_id!r} after its end"
+        assert index == len(output.token_ids), f"{output.request_id!r}: index {index}, expected {len(output.token_ids)}"
+        output.token_ids.append(token_id)
+        return output
 
     def _append(self, handle: int, index: int, token_ids: list[int]) -> Output:
         output = self.by_handle[handle]
