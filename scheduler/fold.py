@@ -141,8 +141,7 @@ def _session_turn_ended(state: State, event: SessionTurnEnded) -> None:
     assert event.num_output_tokens == request.num_output_tokens, request.request_id
     assert request.resumable, request.request_id
     queues.leave(state.queues, request)
-    if request.block_ids:
-        requests.end_turn(request, event.time_ns)
+    requests.end_turn(request, event.time_ns)
     steps.mark_stale(state.window, request, "drop")
     requests.raise_epoch(request, 0)
     if request.chunks:

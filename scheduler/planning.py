@@ -102,8 +102,8 @@ def _plan_waiting(plan: Plan) -> None:
         if _passed_over(plan, request, held_back) or request.handle in plan.admitted:
             continue
         hit = [] if request.block_ids else _prefix_hit(plan, request)
-        while not _fits(plan, request, hit):
-            if plan.starved or not plan.reclaim_session(request, 0, include_waiting=plan.num_running == 0):
+        while not _fits(plan, hit, needed := _needed_blocks(plan, request, hit)):
+            if plan.starved or not plan.reclaim_session(request, needed, include_waiting=plan.num_running == 0):
                 return
             hit = [] if request.block_ids else _prefix_hit(plan, request)
         _admit(plan, request, hit)
@@ -171,8 +171,8 @@ def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     return hit
 
 
-def _fits(plan: Plan, request: Request, hit: list[int]) -> bool:
-    """Whether a waiting request may come in: its known tokens (or its first chunk) fit, and the watermark stays free."""
+def _needed_blocks(plan: Plan, request: Request, hit: list[int]) -> int:
+    """What must be free for a waiting request to come in: for its known tokens (or its first chunk), and the watermark."""
     config, block_size = plan.state.config, plan.block_size
     held = request.block_ids or hit
     first = request.num_computed_tokens if request.block_ids else len(hit) * block_size
@@ -180,10 +180,13 @@ def _fits(plan: Plan, request: Request, hit: list[int]) -> bool:
     if not config.admit_full_sequence:
         n = shaping.capped(n, config, plan.token_budget)
     missing = -(-(first + n) // block_size) - len(held)
-    needed = max(missing, 0) + (config.watermark_blocks if plan.num_running else 0)
+    return max(missing, 0) + (config.watermark_blocks if plan.num_running else 0)
+
+
+def _fits(plan: Plan, hit: list[int], needed: int) -> bool:
+    """Whether `needed` blocks are free beside the hit. Those behind a fence are as good as free: nobody else gives way."""
     room = plan.free.num_free - plan.free.num_idle(hit)
-    if room < needed <= room + plan.free.num_fenced and plan.reclaimed:
-        plan.starved = True
+    plan.starved = room < needed <= room + plan.free.num_fenced
     return needed <= room
 
 

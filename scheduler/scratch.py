@@ -145,7 +145,8 @@ class EncoderRoom:
                 items.append((index, media.digest, 0))
                 continue
             going = self._make_room(used + media.num_tokens, {d for _, d, _ in items} | set(evictions))
-            if media.num_tokens > budget or going is None:
+            is_going = media.digest in self.evictions or media.digest in evictions
+            if media.num_tokens > budget or going is None or is_going:
                 return EncoderProposal(max(media.start - first, 0), items, evictions)
             evictions += going
             used += media.num_tokens - sum(self._cache.sizes[d] for d in going)
