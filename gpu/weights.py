@@ -60,12 +60,18 @@ def find_source(name: str) -> GgufFile | ModelFolder:
     if package is not None:
         return read_gguf(_packaged_file(name, package))
     path = Path(name)
-    if path.suffix == ".gguf" and path.is_file():
+    try:
+        is_file, is_folder = path.suffix == ".gguf" and path.is_file(), bool(name) and path.is_dir()
+    except (OSError, ValueError):  # a name that no file can have
+        is_file = is_folder = False
+    if is_file:
         return read_gguf(path)
-    if name and path.is_dir():
+    if is_folder:
         return read_folder(path)
     known = ", ".join(repr(each) for each in ("simulated", "smollm2"))
-    raise Rejected(f"unknown model {name!r}: name {known}, a .gguf file or a folder with config.json and *.safetensors")
+    raise Rejected(
+        f"unknown model {name[:200]!r}: name {known}, a .gguf file or a folder with config.json and *.safetensors"
+    )
 
 
 def _packaged_file(name: str, package: str) -> Path:

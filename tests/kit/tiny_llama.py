@@ -119,6 +119,17 @@ def write_gguf(path: Path, weights: Tensors, *, quantisation: str = "F32", **met
     return path
 
 
+def rounded(weights: Tensors, quantisation: str) -> Tensors:
+    """What is left of the weights after quantisation (matrices only, as `write_gguf` does)."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[quantisation]
+    return {
+        name: gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind) if values.ndim == 2 else values
+        for name, values in weights.items()
+    }
+
+
 def _gguf_name(name: str) -> str:
     top = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
     if name in top:
