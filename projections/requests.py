@@ -347,4 +347,4 @@ def root_hash(cache_salt: str, adapter: str = "") -> bytes:
 def media_identity(media: Iterable[Media], start: int, block_size: int) -> bytes:
     """Which media a block holds, and where in it: the tokens of two pictures are the same placeholders."""
     inside = [m for m in media if m.start < start + block_size and m.start + m.num_tokens > start]
-    return "".join(f"\x00{m.digest}@{m.start - start}" for m in inside).encode()
+    return "".join(f"\x00{m.digest}@{m.start - start}+{m.num_tokens}" for m in inside).encode()

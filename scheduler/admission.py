@@ -103,7 +103,7 @@ def check_prompt_tokens(request_id: str, tokens: list[int], config: EngineConfig
 
 
 def _check_media(command: SubmitRequest, config: EngineConfig) -> None:
-    end = 0
+    end, sizes = 0, dict[str, int]()
     room = min(config.encoder_budget_tokens, config.encoder_cache_tokens)
     for media in command.media:
         if media.start < end or media.num_tokens < 1 or media.start + media.num_tokens > len(command.prompt_token_ids):
@@ -115,6 +115,11 @@ def _check_media(command: SubmitRequest, config: EngineConfig) -> None:
             raise Rejected(
                 f"request {command.request_id!r}: media {media.digest[:16]!r} has {media.num_tokens} embeddings, the encoder "
                 f"takes {room} at a time; raise encoder_budget_tokens and encoder_cache_tokens"
+            )
+        if sizes.setdefault(media.digest, media.num_tokens) != media.num_tokens:
+            raise Rejected(
+                f"request {command.request_id!r}: media {media.digest[:16]!r} has {sizes[media.digest]} embeddings in one place "
+                f"and {media.num_tokens} in another; one input has one size"
             )
         end = media.start + media.num_tokens
 

@@ -22,6 +22,7 @@ WaitReason = Literal[
     "seat",
     "fence",
     "blocks",
+    "encoder",
     "turn",
 ]
 
@@ -37,6 +38,7 @@ _WORDS: dict[WaitReason, str] = {
     "seat": "a seat in the batch",
     "fence": "blocks behind a step in flight",
     "blocks": "blocks",
+    "encoder": "the encoder's output for its media",
     "turn": "its turn",
 }
 
@@ -98,9 +100,8 @@ def stall_report(state: State) -> StallReport:
 
 
 def _waiter(state: State, request: Request, reason: WaitReason) -> Waiter:
-    held = len(request.block_ids)
-    needed = max(-(-len(request.tokens) // state.pool.block_size) - held, 0)
-    return Waiter(request.request_id, request.status, reason, needed, held)
+    needed = _num_missing_blocks(state, request)
+    return Waiter(request.request_id, request.status, reason, needed, len(request.block_ids))
 
 
 def _why_held_up(state: State, full: bool) -> WaitReason | None:
@@ -120,7 +121,7 @@ def _why_running(state: State, request: Request, full: bool) -> WaitReason:
         return "output"
     if request.num_sampling_in_flight and (request.grammar or state.config.decode_stagger > 1):
         return "output" if request.grammar else "cadence"
-    return "fence" if state.pool.num_fenced else "blocks"
+    return _what_is_missing(state, request)
 
 
 def _why_waiting(state: State, request: Request, full: bool, *, behind: bool) -> WaitReason:
@@ -138,4 +139,15 @@ def _why_waiting(state: State, request: Request, full: bool, *, behind: bool) ->
         return "seat"
     if behind:
         return "turn"
+    return _what_is_missing(state, request)
+
+
+def _what_is_missing(state: State, request: Request) -> WaitReason:
+    if request.media and _num_missing_blocks(state, request) <= state.pool.num_free:
+        return "encoder"
     return "fence" if state.pool.num_fenced else "blocks"
+
+
+def _num_missing_blocks(state: State, request: Request) -> int:
+    """Blocks that a request lacks for all its known tokens."""
+    return max(-(-len(request.tokens) // state.pool.block_size) - len(request.block_ids), 0)
