@@ -20,6 +20,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -47,7 +48,7 @@ class Engine:
     def __init__(
         self,
         model: str,
-        journal: str | JournalStore = "memory:",
+        journal: str | PathLike[str] | JournalStore = "memory:",
         *,
         make_worker: MakeWorker | None = None,
         **options: Unpack[EngineOptions],
@@ -63,8 +64,9 @@ class Engine:
         Raises:
             Rejected: an argument can't be; names it, its value and the remedy.
         """
-        self._given_store = None if isinstance(journal, str) else journal
-        self.args = EngineArgs(model=model, journal=journal if isinstance(journal, str) else "memory:", **options)
+        self._given_store = journal if isinstance(journal, JournalStore) else None
+        url = "memory:" if isinstance(journal, JournalStore) else _as_url(journal)
+        self.args = EngineArgs(model=model, journal=url, **options)
         self._make_worker = make_worker
         self._life: Life | None = None
         self._lock = threading.Lock()
@@ -119,11 +121,10 @@ class Engine:
         self._leave(error)
 
     async def __aenter__(self) -> Self:
-        opening = asyncio.get_running_loop().run_in_executor(None, self.open)
         try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:  # it goes on opening; nobody would close it
-            opening.add_done_callback(lambda _: threading.Thread(target=self.close, daemon=True).start())
+            return await asyncio.to_thread(self.open)
+        except asyncio.CancelledError as error:  # it goes on opening, and nobody would close it
+            threading.Thread(target=self._leave, args=(error,), name="refold-close").start()
             raise
 
     async def __aexit__(
@@ -328,6 +329,13 @@ class Engine:
     def stats(self) -> Stats:
         """The engine at a glance, read while it runs."""
         return snapshot(self._live().core)
+
+
+def _as_url(journal: object) -> str:
+    """A journal's URL or path, for `EngineArgs` to judge."""
+    if isinstance(journal, str | PathLike):
+        return str(journal)
+    raise Rejected(f"journal is {short(journal)}: give sqlite:///FILE, a path, memory: or a store")
 
 
 async def _accepted(life: Life, ask: Ask) -> Output:

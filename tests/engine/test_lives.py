@@ -229,3 +229,12 @@ def test_an_exception_in_the_body_closes_the_engine_and_comes_out(journal: str) 
     events = lawful_events(open_reader(journal))
     assert isinstance(events[-1], EngineClosed)
     assert not any(isinstance(event, RequestFinished) for event in events)
+
+
+def test_a_journal_is_named_by_a_url_a_path_or_a_store(tmp_path: Path) -> None:
+    for number, journal in enumerate([f"sqlite:///{tmp_path / 'a.db'}", tmp_path / "a.db", str(tmp_path / "a.db")]):
+        with Engine(MODEL, journal) as engine:
+            assert engine.stats().requests == number
+            engine.run([[1]], SHORT)
+    with pytest.raises(Rejected, match="journal is 7: give sqlite:///FILE, a path, memory: or a store"):
+        Engine(MODEL, 7)  # type: ignore[arg-type]
