@@ -21,7 +21,7 @@ KILLS ?= 200
 TESTARGS ?=
 JOBS ?= 2
 
-.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate crash clean
+.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate crash golden clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -100,6 +100,9 @@ bench: $(VENV)/.stamp-run  ## microseconds per decode step, folds per second
 
 simulate: $(VENV)/.stamp-dev  ## SEEDS random histories on the simulated worker, every law checked after every event
 	@$(BIN)/python -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS)
+
+golden: $(VENV)/.stamp-dev  ## every golden token under every schedule, on the real model (minutes)
+	@$(BIN)/python -m pytest -m golden -s $(TESTARGS)
 
 crash: $(VENV)/.stamp-dev  ## KILLS engines killed with SIGKILL at random instants; nothing lost, nothing twice
 	@REFOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m crash $(TESTARGS)

@@ -1,0 +1,63 @@
+"""Write the golden journal of the current schema version: `python -m tests.golden.make_golden_journal`.
+
+One file per schema version, made once and never again: `journal_schema_N.jsonl`, a record per line, with every kind of event
+in it. Later versions of refold must fold it to the digest in its last line, for ever. Refuses to overwrite.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from refold.journal.codec import encode
+from refold.journal.events import EVENT_TYPES, SCHEMA_VERSION, EngineClosed, EngineOpened, Event, WorkerLost
+from refold.journal.record import EMPTY_HEAD, Record, head_after, seal
+from refold.scheduler.commands import CloseEngine, RecordDigest
+from refold.scheduler.state import digest
+from tests.kit.simulator import Simulation
+
+FOLDER = Path(__file__).parent
+
+
+def line(record: Record) -> str:
+    """A record as one line of JSON; the body stays readable."""
+    fields = record._asdict() | {"body": record.body.decode(), "hash": record.hash.hex()}
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def richest_life(seeds: range) -> tuple[list[list[Event]], str]:
+    """The life that shows most kinds of events, and the digest that it ends with."""
+    best: tuple[int, list[list[Event]], str] = (0, [], "")
+    for seed in seeds:
+        simulation = Simulation(seed)
+        simulation.play()
+        drive = simulation.drive
+        drive.do(RecordDigest())
+        drive.do(CloseEngine(reason="end of the golden journal"))
+        kinds = {type(event) for events in drive.records for event in events}
+        if len(kinds) > best[0]:
+            best = (len(kinds), drive.records, digest(drive.state))
+    missing = [kind.__name__ for kind in EVENT_TYPES if kind not in {type(e) for r in best[1] for e in r}]
+    sys.stderr.write(f"{best[0]} of {len(EVENT_TYPES)} kinds of events; missing {missing}\n")
+    return best[1], best[2]
+
+
+def main() -> None:
+    path = FOLDER / f"journal_schema_{SCHEMA_VERSION}.jsonl"
+    if path.exists():
+        sys.exit(f"{path} exists: a golden journal is made once; a new schema version gets a file of its own")
+    records, final_digest = richest_life(range(400))
+    assert isinstance(records[-1][-1], EngineClosed)
+    head, lines = EMPTY_HEAD, []
+    for position, events in enumerate(records):
+        if isinstance(events[0], EngineOpened) or (isinstance(events[0], WorkerLost) and "restart" in events[0].reason):
+            opened = next(e for later in records[position:] for e in later if isinstance(e, EngineOpened))
+            head = head._replace(engine_epoch=opened.engine_epoch)
+        record = seal(head, 1_700_000_000_000_000_000 + position, encode(events))
+        lines.append(line(record))
+        head = head_after(record)
+    lines.append(json.dumps({"digest": final_digest, "head": head.hash.hex(), "records": len(records)}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
