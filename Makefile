@@ -55,9 +55,10 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 demo: $(VENV)/.stamp-run  ## serve prompts on a real model, kill the engine half way, recover, verify
 	@$(BIN)/refold demo
 
+# One thread a process: two test processes with two threads each on two cores wait for each other most of the time.
 test: $(VENV)/.stamp-dev  ## run the test suite (TESTARGS="-k words" to choose)
 	@echo '== tests'
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTARGS)
 
 # --- what CI checks as well -----------------------------------------------------------------------------------------
 
