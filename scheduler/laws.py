@@ -17,7 +17,7 @@ LAWS: dict[str, str] = {
     "L4": "a block's hash is the chain hash of the tokens computed into it",
     "L5": "output indices of a request are 0, 1, 2, ... without gap or repeat",
     "L6": "every live request is in exactly one queue, the one of its status, and the queues are in order",
-    "L7": "who doesn't run has no placeholders and, but for sessions between turns, nothing computed and no blocks",
+    "L7": "who doesn't run has no placeholders, no drafts and, but for sessions between turns, nothing computed and no blocks",
     "L8": "token budget, sequence limit and model length hold; every entry has at least one token",
     "L9": "a request finishes once; after that only stale output names it",
     "L10": "with nothing live and nothing in flight, every block is free",
@@ -49,24 +49,28 @@ def check_state(state: State) -> None:
 
 
 def _check_counters(state: State) -> None:
-    sums = {handle: [0, 0, 0, 0, 0] for handle in state.requests.by_handle}
+    by_handle = state.requests.by_handle
+    sums = {handle: [0, 0, 0, 0, 0] for handle in by_handle}
     for step in state.window.in_flight:
+        stale, chunks, delivered = step.stale, step.chunk_entries, step.delivered
         for entry, (handle, n, epoch) in enumerate(zip(step.handles, step.num_tokens, step.epochs, strict=True)):
-            if handle not in sums:
+            row = sums.get(handle)
+            if row is None:
                 raise broken("L1", f"step {step.step} in flight names unknown handle {handle}")
-            request, row = state.requests.by_handle[handle], sums[handle]
-            is_stale = epoch < request.epoch
-            if is_stale != (entry in step.stale):
-                raise broken("L2", f"{request.request_id} in step {step.step}: the stale mark contradicts the epoch")
-            if step.delivered and not is_stale:
-                continue
-            row[0] += n
-            row[1] += n * is_stale
-            row[2] += n * (step.stale.get(entry) == "deliver")
-            samples = not is_stale and entry not in step.chunk_entries
-            row[3] += samples * (1 + (step.num_drafts[entry] if step.num_drafts else 0))
-            row[4] += samples
-    for handle, request in state.requests.by_handle.items():
+            is_stale = epoch < by_handle[handle].epoch
+            if is_stale != (entry in stale):
+                request_id = by_handle[handle].request_id
+                raise broken("L2", f"{request_id} in step {step.step}: the stale mark contradicts the epoch")
+            if is_stale:
+                row[0] += n
+                row[1] += n
+                row[2] += n * (stale[entry] == "deliver")
+            elif not delivered:
+                row[0] += n
+                if entry not in chunks:
+                    row[3] += 1 + (step.num_drafts[entry] if step.num_drafts else 0)
+                    row[4] += 1
+    for handle, request in by_handle.items():
         kept = [
             request.num_in_flight_tokens,
             request.num_stale_output_tokens,
@@ -89,58 +93,55 @@ def _check_blocks(state: State) -> None:
     fenced = [block for _, idle in pool.fences for block in idle]
     if pool.num_fenced != len(fenced):
         raise broken("L3", f"{pool.num_fenced} counted fenced, {len(fenced)} are")
-    places = owners[:]
-    for place in (fenced, pool.free_blank, pool.free_cached):
-        for block in place:
-            places[block] += _ELSEWHERE if places[block] else _HERE
-    if max(places, default=0) >= _ELSEWHERE or min(places, default=1) < 1:
+    unowned = [*fenced, *pool.free_blank, *pool.free_cached]
+    in_two = any(map(owners.__getitem__, unowned)) or len(set(unowned)) != len(unowned)
+    if in_two or owners.count(0) != len(unowned):
         raise broken("L3", f"a block is in no place, or in two: fenced {fenced}, owners {owners}")
     _check_hashes(state, owners)
 
 
-_HERE, _ELSEWHERE = 1, 1 << 40
-
-
 def _check_hashes(state: State, owners: list[int]) -> None:
     pool, hashes = state.pool, state.pool.hashes
-    if any(hashes[block] != content_hash for content_hash, block in pool.block_by_hash.items()):
+    found = pool.block_by_hash
+    if found and list(map(hashes.__getitem__, found.values())) != list(found):
         raise broken("L4", "a hash finds a block that doesn't carry it")
-    hashed = pool.num_blocks - hashes.count(None)
-    if len(pool.block_by_hash) != hashed:
-        raise broken("L4", f"{len(pool.block_by_hash)} hashes found, {hashed} blocks hashed")
+    if len(found) != pool.num_blocks - hashes.count(None):
+        raise broken("L4", f"{len(found)} hashes found, {pool.num_blocks - hashes.count(None)} blocks hashed")
     if max(owners, default=0) > 1:
         bare = [block for block, count in enumerate(owners) if count > 1 and hashes[block] is None]
         if bare:
             raise broken("L3", f"blocks {bare} are shared and not hashed")
-    stray = [b for b in pool.free_blank if hashes[b] is not None] + [b for b in pool.free_cached if hashes[b] is None]
-    if stray:
-        raise broken("L3", f"free blocks {stray} are in the wrong list")
+    if any(map(hashes.__getitem__, pool.free_blank)) or not all(map(hashes.__getitem__, pool.free_cached)):
+        raise broken("L3", f"a free block is in the wrong list: {list(pool.free_blank)}, {list(pool.free_cached)}")
+
+
+_QUEUES = (
+    ("running", frozenset((RUNNING,))),
+    ("waiting", frozenset((WAITING, PREEMPTED))),
+    ("idle", frozenset((IDLE,))),
+)
 
 
 def _check_queues(state: State) -> None:
-    queues = state.queues
-    queued = 0
-    for name, queue, statuses in (
-        ("running", queues.running, (RUNNING,)),
-        ("waiting", queues.waiting, (WAITING, PREEMPTED)),
-        ("idle", queues.idle, (IDLE,)),
-    ):
+    by_handle, queued = state.requests.by_handle, 0
+    for name, statuses in _QUEUES:
         last = None
-        for r in queue:
+        for r in getattr(state.queues, name):
+            key = r.queue_key
             if r.status not in statuses:
                 raise broken("L6", f"{r.request_id} is {r.status} and in {name}")
-            if last is not None and r.queue_key <= last:
+            if last is not None and key <= last:
                 raise broken("L6", f"{name} is out of order at {r.request_id}")
-            if state.requests.by_handle.get(r.handle) is not r:
+            if by_handle.get(r.handle) is not r:
                 raise broken("L6", f"{r.request_id} is in {name} and not in the table")
-            last = r.queue_key
-        queued += len(queue)
+            last = key
+            queued += 1
     live = len(state.requests.live())
     if queued != live:
         raise broken("L6", f"{queued} requests are queued, {live} live")
     limit = state.config.max_num_seqs if state.was_opened else 0
-    if len(queues.running) > limit:
-        raise broken("L8", f"{len(queues.running)} running, limit {limit}")
+    if len(state.queues.running) > limit:
+        raise broken("L8", f"{len(state.queues.running)} running, limit {limit}")
 
 
 def _check_idle_requests(state: State) -> None:
@@ -150,7 +151,7 @@ def _check_idle_requests(state: State) -> None:
             if not r.num_computed_tokens <= end <= state.config.max_model_len:
                 raise broken("L8", f"{r.request_id} overruns")
             continue
-        if r.num_output_placeholders or r.num_sampling_in_flight or not _may_hold(r):
+        if r.num_output_placeholders or r.num_sampling_in_flight or r.drafts or not _may_hold(r):
             raise broken("L7", f"{r.request_id} is {r.status} with {r.num_computed_tokens} computed tokens")
         if r.status is FINISHED and r.num_in_flight_tokens == 0:
             raise broken("L9", f"{r.request_id} finished, drained and still kept")
@@ -169,10 +170,13 @@ def _check_encoder(state: State) -> None:
         raise broken("L13", f"{cache.used} of {cache.capacity} embeddings counted, {sum(cache.sizes.values())} held")
     users: dict[str, set[int]] = {digest: set() for digest in cache.sizes}
     for r in state.requests.by_handle.values():
-        for index in r.media_held:
-            users.setdefault(r.media[index].digest, set()).add(r.handle)
+        if r.media_held:
+            for index in r.media_held:
+                users.setdefault(r.media[index].digest, set()).add(r.handle)
     if users != cache.users:
         raise broken("L13", f"encoder entries used by {cache.users}, requests hold {users}")
+    if not users and not cache.evictable:
+        return
     unused = {digest for digest, handles in users.items() if not handles}
-    if set(cache.evictable) != unused:
+    if cache.evictable.keys() != unused:
         raise broken("L13", f"evictable {sorted(cache.evictable)}, unused {sorted(unused)}")

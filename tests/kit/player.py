@@ -20,9 +20,9 @@ import msgspec
 from refold.gpu.batch import StepOutput
 from refold.journal.codec import decode, encode
 from refold.journal.errors import Rejected, WorkerLost
-from refold.journal.events import EngineConfig, Event
+from refold.journal.events import SCHEMA_VERSION, EngineConfig, Event
 from refold.journal.events import WorkerLost as WorkerLostEvent
-from refold.journal.record import EMPTY_HEAD, head_after, seal
+from refold.journal.record import Record
 from refold.scheduler.commands import (
     CloseEngine,
     CloseSession,
@@ -34,7 +34,7 @@ from refold.scheduler.commands import (
     StartWorker,
 )
 from refold.scheduler.decide import decide
-from refold.scheduler.fold import fold
+from refold.scheduler.fold import fold, fold_all
 from refold.scheduler.lawbook import LawBook
 from refold.scheduler.state import State, digest
 from tests.kit.conduct import Conduct
@@ -89,8 +89,12 @@ class Reopen(Order, frozen=True):
     changes: dict[str, Any] = {}
 
 
+class Settle(Order, frozen=True):
+    """Nothing is held back any more (no pause, no grammar outstanding, no session open), and all comes to its end."""
+
+
 class Player(Drive):
-    """A drive that obeys orders. `orders` are those it was given."""
+    """A drive that obeys orders. `orders_given` are those that it was given."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -216,10 +220,19 @@ class Player(Drive):
             assert digest(self.state) == before, "the journal folds to another state than the engine had"
         self.open(msgspec.structs.replace(self.config, **order.changes))
 
+    @classmethod
+    def left_with(cls, config: EngineConfig, records: list[list[Event]], commands: list[Command]) -> "Player":
+        """The engine that opens what another left behind: the first records of its journal, and the commands of them."""
+        player = cls(config)
+        player.records, player.commands = list(records), list(commands)
+        player.state = refolded(records, player.book, player.conduct)
+        player.open()
+        return player
+
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Nothing is held back any more, and all that is left comes to its end."""
+        """See `Settle`."""
         self.do(ResumeEngine())
         if not self.state.worker_alive:
             self.do(StartWorker(kind="simulated", environment={}))
@@ -238,21 +251,16 @@ class Player(Drive):
         live = [request.request_id for request in self.state.requests.live()]
         assert self.state.is_quiescent, f"{live} live with nothing to do, or no end after {MAX_QUIET_TURNS} turns"
 
-    def judge(self) -> None:
-        """Judge the whole journal: who was given what, and whether it would be decided again."""
+    def judge(self) -> str:
+        """Judge the whole journal: who was given what, and whether it would be decided again. SHA-256 (hex) of its bytes."""
         transcript = Transcript()
         for events in self.records:
             for event in events:
                 transcript.observe(event)
         assert not transcript.unfinished, f"handles {sorted(transcript.unfinished)} never finished"
-        assert digest(decided_again(self.commands, self.records)) == digest(self.state), "folded to another state"
-
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) over the bytes of all records."""
-        whole = hashlib.sha256()
-        for events in self.records:
-            whole.update(encode(events))
-        return whole.hexdigest()
+        bodies = [encode(events) for events in self.records]
+        assert digest(decided_again(self.commands, bodies)) == digest(self.state), "folded to another state"
+        return hashlib.sha256(b"".join(bodies)).hexdigest()
 
 
 _OBEY: dict[type, Callable[[Player, Any], None]] = {
@@ -263,6 +271,7 @@ _OBEY: dict[type, Callable[[Player, Any], None]] = {
     AnswerWrong: Player._answer_wrong,
     LoseTheWorker: Player._lose_the_worker,
     Reopen: Player._reopen,
+    Settle: lambda player, _: player.settle(),
 }
 
 
@@ -279,11 +288,9 @@ def play(config: EngineConfig, orders: Iterable[Order | Command]) -> Player:
 
 def refolded(records: Iterable[list[Event]], book: LawBook | None = None, conduct: Conduct | None = None) -> State:
     """A fresh fold of the journal's bytes; a new book and a new conduct read along."""
-    state, head = State(), EMPTY_HEAD._replace(engine_epoch=1)
+    state = State()
     for events in records:
-        record = seal(head, 0, encode(events))
-        head = head_after(record)
-        for event in decode(record):
+        for event in from_bytes(encode(events)):
             fold(state, event)
             if book is not None:
                 book.follow(state, event)
@@ -294,14 +301,16 @@ def refolded(records: Iterable[list[Event]], book: LawBook | None = None, conduc
     return state
 
 
-def decided_again(commands: Iterable[Command], records: Iterable[list[Event]]) -> State:
+def decided_again(commands: Iterable[Command], bodies: Iterable[bytes]) -> State:
     """Decide every command again on a fold of the bytes so far: the facts must be the same, byte for byte (law L12)."""
-    state, head = State(), EMPTY_HEAD._replace(engine_epoch=1)
-    for command, events in zip(commands, records, strict=True):
-        record = seal(head, 0, encode(events))
-        head = head_after(record)
+    state = State()
+    for command, body in zip(commands, bodies, strict=True):
         again = encode(decide(state, command))
-        assert again == record.body, f"L12 broken: {type(command).__name__} was decided otherwise: {again[:300]!r}"
-        for event in decode(record):
-            fold(state, event)
+        assert again == body, f"L12 broken: {type(command).__name__} was decided otherwise: {again[:300]!r}"
+        fold_all(state, from_bytes(body))
     return state
+
+
+def from_bytes(body: bytes) -> list[Event]:
+    """The events of a record's body."""
+    return decode(Record(0, 1, SCHEMA_VERSION, 0, body, b""))

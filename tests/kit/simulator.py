@@ -1,271 +1,252 @@
-"""The simulator: one seed is one engine's life, played in virtual time without threads.
+"""The simulator: many lives, every law checked after every event.
 
-A seed fixes everything: pool, budgets, depth of the window, policy, arrivals, how fast the worker is, and what goes wrong:
-aborts, cache resets, lost workers, answers that come late, twice, too early or garbled, engines that die at a record's border
-or lose their last records, and come back under another configuration. Every event passes the laws and the rules of conduct;
-the simulated worker reads its whole context back before each sample; each output must be the token that the request's seed
-has at that position; at the end every request has finished, every block is free, and a second engine decides it all again.
-
-    python -m tests.kit.simulator --seeds 1000               a failure prints the line that reproduces it
+    python -m tests.kit.simulator --seeds 1000                       a failure prints the line that reproduces it
     python -m tests.kit.simulator --first 17 --seeds 1 --shrink --pytest test_17.py
-    python -m tests.kit.simulator --seeds 20 --every-border  each life dies at each of its records' borders
+    python -m tests.kit.simulator --seeds 1000 --twice               each life twice, and byte for byte the same
+    python -m tests.kit.simulator --seeds 20 --every-border          each life dies at each border between two records
+
+The last line is a SHA-256 over the journals of all seeds in order: the same on any machine and under any PYTHONHASHSEED.
+What a seed is, is told in `tests.kit.simulation`.
 """
 
-import random
+import argparse
+import gc
+import hashlib
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
 
-from refold.journal.events import EngineConfig, Media, Sampling
-from refold.scheduler.commands import (
-    AbortRequest,
-    CloseSession,
-    Command,
-    ExpireSessions,
-    ExtendSession,
-    FailRequest,
-    LoseWorker,
-    PauseEngine,
-    ProposeDrafts,
-    ReadyGrammar,
-    RecordDigest,
-    ResetCache,
-    ResumeEngine,
-    ScheduleStep,
-    StartWorker,
-    SubmitRequest,
-)
-from tests.kit.drive import config
-from tests.kit.player import (
-    Answer,
-    AnswerAgain,
-    AnswerAhead,
-    AnswerWrong,
-    LoseTheWorker,
-    Order,
-    Player,
-    Reopen,
-    Work,
-)
+import msgspec
 
-TURNS = 70
-MIN_STEPS = 50
-MAX_TURNS = 4000
+from refold.journal.events import EngineConfig, EngineOpened, Event, OutputDelivered, StaleOutputConsumed
+from refold.scheduler.commands import Command
+from tests.kit.player import Order, Player, Reopen
+from tests.kit.shrink import Failure, as_pytest, attempt, shrink, source
+from tests.kit.simulation import TURNS, Simulation
 
-ORDINARY = ("abort", "reset", "lose", "crash", "again")
-ROUGH = (*ORDINARY, "crash", "ahead", "wrong", "reopen", "no_worker")
-FEATURES = ("extend", "extend", "extend", "close", "expire", "grammar", "grammar", "pause", "draft")
-HAZARDS = ((), ("abort",), ("extend", "extend", "close"), ORDINARY, ROUGH, (*ROUGH, *FEATURES), (*ORDINARY, *FEATURES))
-PACES = ((0.40, 0.70), (0.50, 0.75), (0.34, 0.68), (0.45, 0.65))
-"""Of the turns that are neither an arrival nor a hazard: up to the first, a step is planned; up to the second, the worker
-works; beyond, an answer arrives."""
+__all__ = ["Simulation"]
 
-SHARED_PROMPT = [7, 1, 2, 1, 0, 2, 1, 1] * 4
+MAX_FAILURES = 5
+SEEDS_PER_TASK = 25
 
 
-class Simulation:
-    """One life. `play()` runs it to the end and returns a digest of all that happened."""
+class Options(msgspec.Struct, frozen=True):
+    """What each process needs to know."""
 
-    def __init__(self, seed: int, turns: int = TURNS) -> None:
-        self.seed = seed
-        self.turns = turns
-        self.random = random.Random(seed)
-        self.hazards = self.random.choice(HAZARDS)
-        self.pace = self.random.choice(PACES)
-        self.arrivals = self.random.choice((0.01, 0.02, 0.04))
-        self.drive = Player(self._config())
-        self.num_submitted = 0
+    turns: int = TURNS
+    twice: bool = False
+    every_border: bool = False
 
-    @property
-    def num_steps(self) -> int:
-        """Steps planned so far, those of lost records not counted."""
-        return self.drive.state.window.next_step
+    def again(self, seed: int) -> str:
+        """The command line that plays a seed again."""
+        turns = f" --turns {self.turns}" if self.turns != TURNS else ""
+        modes = " --twice" * self.twice + " --every-border" * self.every_border
+        return f"python -m tests.kit.simulator --first {seed} --seeds 1{turns}{modes}"
 
-    def play(self) -> str:
-        """Turns of random orders, `turns` of them and until enough steps were planned; then all is let end and judged."""
-        self.drive.open()
-        for _ in range(self.random.randint(1, 4)):
-            self._submit()
-        turn = 0
-        while turn < self.turns or (self.num_steps < MIN_STEPS and turn < MAX_TURNS):
-            self._turn()
-            turn += 1
-        self.drive.settle()
-        self.drive.judge()
-        return self.drive.fingerprint()
 
-    def _turn(self) -> None:
-        roll = self.random.random
-        if roll() < self.arrivals:
-            for _ in range(self.random.randint(1, 3)):
-                self._submit()
-        if self.hazards and roll() < 0.1:
-            getattr(self, f"_{self.random.choice(self.hazards)}")()
-        self.drive.obey(self._next_order(roll()))
-        if roll() < 0.01:
-            self.drive.obey(RecordDigest())
+class Tally(msgspec.Struct):
+    """What came of some seeds."""
 
-    def _next_order(self, roll: float) -> Order | Command:
-        """Plan, work or answer, as the pace has it; something that has nothing to act on gives way to the next."""
-        drive = self.drive
-        is_full = len(drive.state.window.in_flight) >= drive.config.max_in_flight_steps
-        if roll < self.pace[0] and not (is_full and drive.orders):
-            return ScheduleStep()
-        if drive.orders and (roll < self.pace[1] or not drive.answers):
-            return Work()
-        return Answer() if drive.answers else ScheduleStep()
+    failures: list[tuple[int, str]] = []
+    digests: list[str] = []
+    num_steps: list[int] = []
+    seen: Counter[str] = msgspec.field(default_factory=Counter)
+    cpu_s: float = 0.0
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    def add(self, other: "Tally") -> None:
+        """Count another's too."""
+        self.failures += other.failures
+        self.digests += other.digests
+        self.num_steps += other.num_steps
+        self.seen += other.seen
+        self.cpu_s += other.cpu_s
 
-    def _config(self, **fixed: object) -> EngineConfig:
-        pick = self.random.choice
-        block_size = pick((1, 2, 4, 8))
-        budget = pick((4, 8, 32))
-        depth = pick((1, 2, 3, 4, 8))
-        drawn = {
-            "vocab_size": pick((3, 50, 1000)),
-            "eos_token_ids": pick(((), (2,))),
-            "block_size": block_size,
-            "num_blocks": pick((48, 64, 96)) // block_size,
-            "max_model_len": pick((40, 60, 90)),
-            "max_num_seqs": pick((1, 2, 4, budget)) if budget > 4 else pick((1, 2, 4)),
-            "max_num_batched_tokens": budget,
-            "max_in_flight_steps": depth,
-            "policy": pick(("fcfs", "priority", "fair_share")),
-            "enable_prefix_caching": pick((True, True, False)),
-            "long_prefill_token_threshold": pick((0, 0, 3)),
-            "watermark_blocks": pick((0, 1)),
-            "admit_full_sequence": pick((True, False)),
-            "decode_stagger": pick((1, 1, depth)),
-            "speculation": pick(("off", "off", "ngram", "worker")),
-            "num_speculative_tokens": pick((1, 3, 8)),
-            "speculation_by_batch": pick(((), ((2, 3), (4, 1)))),
-            "encoder_budget_tokens": pick((6, 12)),
-            "encoder_cache_tokens": pick((8, 16)),
-            "tenant_weights": {"a": 3},
-        }
-        return config(**(drawn | fixed))
 
-    def _submit(self) -> None:
-        rng, request_id = self.random, f"r{self.num_submitted}"
-        length = rng.choice((1, 3, 8, 17, 30))
-        prompt = SHARED_PROMPT[:length] if rng.random() < 0.5 else [rng.randrange(3) for _ in range(length)]
-        max_tokens = rng.choice((1, 2, 5, 12, 24))
-        sampling = Sampling(
-            seed=rng.randrange(2**40),
-            max_tokens=max_tokens,
-            min_tokens=rng.choice((0, 0, min(2, max_tokens))),
-            stop_token_ids=rng.choice(((), (1,))),
+# -- one seed ---------------------------------------------------------------------------------------------------------
+
+
+def life_of(seed: int, options: Options, tally: Tally) -> list[Order | Command] | None:
+    """Play a seed; the failure goes to the tally. Returns the orders that reproduce it, None if all is well."""
+    simulation = Simulation(seed, options.turns)
+    first_config = simulation.drive.config
+    try:
+        digest = simulation.play()
+        if options.twice:
+            again = Simulation(seed, options.turns).play()
+            assert again == digest, f"the same seed gave two journals: {digest[:16]} and {again[:16]}"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this seed's failure
+        tally.failures.append((seed, str(Failure.of(error))))
+        return simulation.drive.orders_given
+    tally.digests.append(digest)
+    tally.num_steps.append(simulation.num_steps)
+    tally.seen += seen_in(simulation.drive.records)
+    if options.every_border:
+        return _die_at_every_border(simulation.drive, first_config, seed, tally)
+    return None
+
+
+def _die_at_every_border(life: Player, config: EngineConfig, seed: int, tally: Tally) -> list[Order | Command] | None:
+    """The engine's process dies after each of its records; the next one opens what is left and brings it to its end."""
+    for border in range(len(life.records) + 1):
+        if border and type(opened := life.records[border - 1][0]) is EngineOpened:
+            config = opened.config
+        try:
+            after = Player.left_with(config, life.records[:border], life.commands[:border])
+            after.settle()
+            after.judge()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this border's failure
+            tally.failures.append((seed, f"dead after {border} of {len(life.records)} records: {Failure.of(error)}"))
+            return [*life.orders_given, Reopen(lost=len(life.records) - border)]
+        tally.seen["borders"] += 1
+    return None
+
+
+def seen_in(records: Sequence[Sequence[Event]]) -> Counter[str]:
+    """What a life had in it: events by name, and the tokens that they tell of."""
+    seen: Counter[str] = Counter()
+    for events in records:
+        for event in events:
+            seen[type(event).__name__] += 1
+            if isinstance(event, StaleOutputConsumed):
+                kept = sum(count for count, delivered in zip(event.counts, event.delivered, strict=True) if delivered)
+                seen["stale tokens delivered"] += kept
+                seen["stale tokens dropped"] += len(event.token_ids) - kept
+            elif isinstance(event, OutputDelivered):
+                seen["tokens"] += len(event.token_ids)
+                seen["drafts accepted"] += sum(event.accepted_drafts)
+    return seen
+
+
+# -- many seeds -------------------------------------------------------------------------------------------------------
+
+
+def play_some(first: int, count: int, options: Options) -> Tally:
+    """Play some seeds in this process."""
+    tally, start = Tally(), time.process_time()
+    gc.disable()
+    for seed in range(first, first + count):
+        life_of(seed, options, tally)
+    gc.enable()
+    gc.collect()
+    tally.cpu_s = time.process_time() - start
+    return tally
+
+
+def play_many(first: int, count: int, jobs: int, options: Options) -> Iterator[Tally]:
+    """Play seeds on `jobs` processes; tallies come in the order of the seeds."""
+    per_task = 1 if options.every_border else SEEDS_PER_TASK
+    starts = range(first, first + count, per_task)
+    sizes = [min(per_task, first + count - start) for start in starts]
+    if jobs == 1 or count <= per_task:
+        yield from map(play_some, starts, sizes, [options] * len(starts))
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        tasks = zip(starts, sizes, strict=True)
+        running = [pool.submit(play_some, *task, options) for task in islice(tasks, 4 * jobs)]
+        while running:
+            yield running.pop(0).result()
+            running += [pool.submit(play_some, *task, options) for task in islice(tasks, 1)]
+
+
+class Progress:
+    """A line on stderr, now and then."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.start = self.last = time.monotonic()
+        self.every_s = 1.0 if sys.stderr.isatty() else 30.0
+
+    def show(self, done: int, failed: int) -> None:
+        """Say how far it is, if it is time to."""
+        now = time.monotonic()
+        if now - self.last < self.every_s:
+            return
+        self.last = now
+        line = f"{done:,} of {self.total:,} seeds, {failed} failed, {done / (now - self.start) * 60:,.0f} a minute"
+        print(f"\r{line}" if sys.stderr.isatty() else line, end="" if sys.stderr.isatty() else "\n", file=sys.stderr)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+
+
+def run(first: int, count: int, jobs: int, options: Options) -> Tally:
+    """Play seeds, tell of failures as they come, give up after a few."""
+    tally, whole, progress, done = Tally(), hashlib.sha256(), Progress(count), 0
+    start = time.monotonic()
+    for part in play_many(first, count, jobs, options):
+        for seed, failure in part.failures:
+            print(f"seed {seed}: {failure[:300]} | again: {options.again(seed)}", flush=True)
+        tally.add(part)
+        done = min(done + (1 if options.every_border else SEEDS_PER_TASK), count)
+        progress.show(done, len(tally.failures))
+        if len(tally.failures) >= MAX_FAILURES:
+            break
+    progress.end()
+    for digest in tally.digests:
+        whole.update(bytes.fromhex(digest))
+    _summarize(tally, done, time.monotonic() - start)
+    print(f"sha256 of all journals from seed {first} on: {whole.hexdigest()}")
+    return tally
+
+
+def _summarize(tally: Tally, count: int, seconds: float) -> None:
+    steps = sorted(tally.num_steps) or [0]
+    per_seed_ms = tally.cpu_s / count * 1e3
+    print(
+        f"{count:,} seeds, {len(tally.failures)} failed; {steps[0]} steps at least, {statistics.median(steps):.0f} in the "
+        f"median, {sum(steps):,} in all; {per_seed_ms:.1f} ms of CPU per seed: {120_000 / per_seed_ms:,.0f} a minute on two "
+        f"cores; {count / seconds * 60:,.0f} a minute by the clock"
+    )
+    print("seen: " + ", ".join(f"{number:,} {name}" for name, number in sorted(tally.seen.items())))
+
+
+def shrink_seed(seed: int, options: Options, target: Path | None) -> int:
+    """Shrink the failure of a seed, print the orders that are left, and write them as a test."""
+    tally, config = Tally(), Simulation(seed, options.turns).drive.config
+    orders = life_of(seed, options, tally)
+    if orders is None:
+        print(f"seed {seed} doesn't fail: {options.again(seed)}")
+        return 0
+    if attempt(config, orders)[0] is None:
+        print(f"seed {seed}: {tally.failures[0][1]}\nits orders alone don't fail: nothing to shrink")
+        return 1
+    shrunk = shrink(config, orders)
+    print(f"seed {seed}: {shrunk.failure}")
+    print(f"{len(shrunk.orders)} of {shrunk.num_before} orders are enough ({shrunk.num_plays} plays):")
+    for order in shrunk.orders:
+        print(f"    {source(order, {})}")
+    if target is not None:
+        target.write_text(
+            as_pytest(shrunk, f"Seed {seed}, shrunk from {shrunk.num_before} orders to {len(shrunk.orders)}.")
         )
-        self.drive.obey(
-            SubmitRequest(
-                request_id=request_id,
-                prompt_token_ids=[token % self.drive.config.vocab_size for token in prompt],
-                sampling=sampling,
-                arrival_ns=self.num_submitted,
-                priority=rng.randrange(3),
-                cache_salt=rng.choice(("", "", "s")),
-                tenant=rng.choice(("a", "b")),
-                media=self._media(length) if rng.random() < 0.2 else [],
-                resumable="extend" in self.hazards and rng.random() < 0.5,
-                grammar="json" if "grammar" in self.hazards and rng.random() < 0.3 else "",
-            )
-        )
-        self.num_submitted += 1
+        print(f"written to {target}")
+    return 1
 
-    def _media(self, length: int) -> list[Media]:
-        """One or two pictures out of three."""
-        spans, start = [], self.random.randrange(4)
-        while start + 6 <= length and len(spans) < 2:
-            digest, size = self.random.choice((("cat", 3), ("dog", 5), ("sky", 6)))
-            spans.append(Media(digest=digest, start=start, num_tokens=size))
-            start += size + self.random.randrange(3)
-        return spans
 
-    # -- what clients do ----------------------------------------------------------------------------------------------
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. 1 if anything failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=TURNS, help="random turns of a life at least")
+    parser.add_argument("--twice", action="store_true", help="play each seed twice and compare the bytes")
+    parser.add_argument("--every-border", action="store_true", help="let each life die at each border of its records")
+    parser.add_argument("--shrink", action="store_true", help="shrink the failure of the seed --first")
+    parser.add_argument("--pytest", type=Path, metavar="FILE", help="with --shrink: write it as a test")
+    given = parser.parse_args(argv)
+    options = Options(turns=given.turns, twice=given.twice, every_border=given.every_border)
+    if given.shrink or given.pytest:
+        return shrink_seed(given.first, options, given.pytest)
+    return 1 if run(given.first, given.seeds, given.jobs, options).failures else 0
 
-    def _live(self) -> list[str]:
-        return [r.request_id for r in self.drive.state.requests.live()]
 
-    def _sessions(self) -> list[str]:
-        return [r.request_id for r in self.drive.state.requests.sessions.values() if not r.input_closed]
-
-    def _abort(self) -> None:
-        if live := self._live():
-            self.drive.obey(AbortRequest(request_id=self.random.choice(live)))
-
-    def _extend(self) -> None:
-        rng = self.random
-        if sessions := self._sessions():
-            chunk = [rng.randrange(3) for _ in range(rng.choice((0, 1, 5, 9)))]
-            sampling = Sampling(seed=rng.randrange(2**40), max_tokens=rng.choice((1, 3, 8)))
-            self.drive.obey(ExtendSession(request_id=rng.choice(sessions), token_ids=chunk, sampling=sampling))
-
-    def _close(self) -> None:
-        if sessions := self._sessions():
-            self.drive.obey(CloseSession(request_id=self.random.choice(sessions)))
-
-    def _draft(self) -> None:
-        running = [r.request_id for r in self.drive.state.queues.running if not r.num_in_flight_tokens]
-        if live := running or self._live():
-            drafts = [self.random.randrange(3) for _ in range(self.random.randrange(4))]
-            self.drive.obey(ProposeDrafts(request_id=self.random.choice(live), token_ids=drafts))
-
-    # -- what the shell does ------------------------------------------------------------------------------------------
-
-    def _expire(self) -> None:
-        before = len(self.drive.orders_given) - self.random.choice((0, 20, 60))
-        self.drive.obey(ExpireSessions(idle_before_ns=before))
-
-    def _grammar(self) -> None:
-        waiting = [r.request_id for r in self.drive.state.requests.live() if r.waits_for_grammar]
-        roll = self.random.random()
-        if roll < 0.2:
-            self.drive.obey(Answer(refuse=True))
-        elif waiting and roll < 0.9:
-            self.drive.obey(ReadyGrammar(request_id=waiting[0]))
-        elif waiting:
-            self.drive.obey(FailRequest(request_id=waiting[0], message="the grammar does not compile"))
-
-    def _pause(self) -> None:
-        if self.drive.state.paused is None:
-            self.drive.obey(PauseEngine(mode=self.random.choice(("new", "all", "drain"))))
-        if self.random.random() < 0.5:
-            self.drive.obey(ResumeEngine())
-
-    def _reset(self) -> None:
-        self.drive.obey(ResetCache(reset_running=self.random.random() < 0.8))
-
-    # -- what goes wrong ----------------------------------------------------------------------------------------------
-
-    def _lose(self) -> None:
-        self.drive.obey(LoseTheWorker())
-
-    def _no_worker(self) -> None:
-        """For a while there is none."""
-        self.drive.obey(LoseWorker(reason="simulated loss"))
-        for _ in range(self.random.randrange(6)):
-            self._turn()
-        self.drive.obey(StartWorker(kind="simulated", environment={}))
-
-    def _again(self) -> None:
-        self.drive.obey(AnswerAgain(back=self.random.randrange(8)))
-
-    def _ahead(self) -> None:
-        self.drive.obey(AnswerAhead())
-
-    def _wrong(self) -> None:
-        self.drive.obey(AnswerWrong(how=self.random.choice(("counts", "extra", "token", "position"))))
-
-    def _crash(self) -> None:
-        self.drive.obey(Reopen(lost=self.random.choice((0, 0, 1, 2, 5))))
-
-    def _reopen(self) -> None:
-        """The next life has another configuration, of the same model."""
-        now = self.drive.config
-        drawn = self._config(vocab_size=now.vocab_size, eos_token_ids=now.eos_token_ids)
-        changes = {
-            name: value for name in drawn.__struct_fields__ if (value := getattr(drawn, name)) != getattr(now, name)
-        }
-        if self.random.random() < 0.5:
-            changes = {name: changes[name] for name in changes if self.random.random() < 0.5}
-        self.drive.obey(
-            Reopen(lost=self.random.choice((0, 0, 1)), in_order=self.random.random() < 0.5, changes=changes)
-        )
+if __name__ == "__main__":
+    sys.exit(main())
