@@ -3,10 +3,12 @@
 It follows a journal event by event beside the fold, keeps its own account of steps, outputs and block contents, and
 compares. It shares no state with the appliers that it judges.
 
-Which places of a block were written is a bit mask. A block is proved once, when its hash is first seen; the account of a
+It names a block's content by an identity of its own making, so that a hash that leaves something out is found out by the
+first request that shares what isn't its own. Which places of a block were written is a bit mask. A block is proved once, when its hash is first seen; the account of a
 request that has ended is let go at the next check.
 """
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +35,7 @@ from refold.scheduler.state import State, digest
 class _Account:
     """What the journal told about one request: its context now, and all that it was given."""
 
-    __slots__ = ("chunks", "context", "hashes", "is_idle", "outputs", "submitted", "turn_start")
+    __slots__ = ("chunks", "context", "hashes", "identities", "is_idle", "outputs", "submitted", "turn_start")
 
     def __init__(self, event: RequestSubmitted) -> None:
         self.submitted = event
@@ -41,13 +43,40 @@ class _Account:
         self.turn_start = len(self.context)
         self.outputs: list[int] = []
         self.hashes: list[bytes] = []
+        self.identities: list[bytes] = []
         self.chunks: deque[list[int]] = deque()
         self.is_idle = False
 
     def let_go(self) -> None:
         """The request has ended and what it published is proved: only its outputs are still of use."""
-        self.context, self.hashes = [], []
+        self.context = []
         self.chunks.clear()
+        self.forget_chain()
+
+    def forget_chain(self) -> None:
+        """The context has changed, or is cut into other blocks."""
+        self.hashes.clear()
+        self.identities.clear()
+
+    def chain(self, index: int, size: int) -> tuple[bytes, bytes]:
+        """The hash that block `index` must have, and the identity of its content. What was hashed isn't hashed again."""
+        event = self.submitted
+        del self.hashes[len(self.context) // size :], self.identities[len(self.context) // size :]
+        for i in range(len(self.hashes), index + 1):
+            tokens = self.context[i * size : (i + 1) * size]
+            packed = b"".join(t.to_bytes(8, "little", signed=True) for t in tokens)
+            media = media_identity(event.media, i * size, size) if event.media else b""
+            parent = self.hashes[i - 1] if i else root_hash(event.cache_salt, event.adapter)
+            self.hashes.append(block_hash(parent, packed, media))
+            inside = [
+                (m.digest, m.num_tokens, m.start - i * size)
+                for m in event.media
+                if m.start < (i + 1) * size and m.start + m.num_tokens > i * size
+            ]
+            before = self.identities[i - 1] if i else repr((event.cache_salt, event.adapter)).encode()
+            content = before + repr((tokens, inside)).encode()
+            self.identities.append(hashlib.blake2b(content, digest_size=16).digest())
+        return self.hashes[index], self.identities[index]
 
 
 class _Written:
@@ -79,6 +108,7 @@ class LawBook:
         self._content: dict[int, _Written] = {}
         self._proved: dict[bytes, int] = {}
         self._proved_hashes: dict[int, bytes] = {}
+        self._identities: dict[int, bytes] = {}
         self._watchers: dict[type[Event], Callable[[State, Any], None]] = {
             EngineOpened: self._opened,
             RequestSubmitted: self._submitted,
@@ -159,7 +189,7 @@ class LawBook:
     def _begin_turn(self, state: State, account: "_Account") -> None:
         account.is_idle = False
         del account.context[-1]
-        account.hashes.clear()
+        account.forget_chain()
         account.context += account.chunks.popleft()
         account.turn_start = len(account.context)
         request = state.requests.by_handle[account.submitted.handle]
@@ -192,12 +222,28 @@ class LawBook:
         writing = self._writing[event.step] = set()
         for handle, n, first in zip(event.handles, event.num_tokens, event.first_positions, strict=True):
             self._write(by_handle[handle], first, first + n, size, writing, again=again)
+        for admission in event.admissions:
+            self._check_shared(event.handles[admission.entry], admission.hit_block_ids, size)
+
+    def _check_shared(self, handle: int, hit_block_ids: list[int], size: int) -> None:
+        """What a request shares is what it would have computed: same tokens, same prefix, salt, adapter and media."""
+        account = self._accounts[handle]
+        for index, block in enumerate(hit_block_ids):
+            held = self._identities.get(block)
+            if held is None:
+                content = self._content.get(block)
+                if content is None:
+                    raise broken("L4", f"handle {handle} shares block {block}, which was never written")
+                held = self._accounts[content.handle].chain(content.index, size)[1]
+            if held != account.chain(index, size)[1]:
+                raise broken("L4", f"handle {handle} shares block {block}, which holds another content")
 
     def _check_taken(self, event: StepScheduled) -> None:
         """A block that is taken is forgotten, and no step in flight may still write it."""
         for allocation in event.allocations:
             for block in allocation.block_ids:
                 self._content.pop(block, None)
+                self._identities.pop(block, None)
                 if block in self._proved_hashes:
                     del self._proved[self._proved_hashes.pop(block)]
                 late = [step for step, blocks in self._writing.items() if block in blocks]
@@ -280,7 +326,7 @@ class LawBook:
 
     def _opened(self, state: State, event: EngineOpened) -> None:  # noqa: ARG002
         for account in self._accounts.values():
-            account.hashes.clear()
+            account.forget_chain()
 
     def _worker_lost(self, state: State, event: WorkerLost) -> None:  # noqa: ARG002
         lost = sorted(self._unresolved)
@@ -297,6 +343,7 @@ class LawBook:
         self._content.clear()
         self._proved.clear()
         self._proved_hashes.clear()
+        self._identities.clear()
 
     def _digested(self, state: State, event: StateDigest) -> None:
         actual = digest(state)
@@ -317,24 +364,12 @@ class LawBook:
                 raise broken(
                     "L4", f"block {block} is published with {content.places.bit_count()} of {size} places written"
                 )
-            if self._chain(content.handle, content.index, size) != content_hash:
+            expected, identity = self._accounts[content.handle].chain(content.index, size)
+            if expected != content_hash:
                 raise broken("L4", f"block {block} is published under another content's hash")
             proved[content_hash] = block
             self._proved_hashes[block] = content_hash
+            self._identities[block] = identity
         if len(proved) != len(state.pool.block_by_hash):
             gone = proved.keys() - state.pool.block_by_hash.keys()
             raise broken("L4", f"blocks {sorted(proved[h] for h in gone)} are published no more and were not taken")
-
-    def _chain(self, handle: int, index: int, size: int) -> bytes:
-        """The hash of a request's block, from the account's own tokens. What was hashed before isn't hashed again."""
-        account = self._accounts[handle]
-        hashes, event = account.hashes, account.submitted
-        del hashes[len(account.context) // size :]
-        for i in range(len(hashes), index + 1):
-            parent = hashes[i - 1] if i else root_hash(event.cache_salt, event.adapter)
-            tokens = account.context[i * size : (i + 1) * size]
-            packed = b"".join(t.to_bytes(8, "little", signed=True) for t in tokens)
-            hashes.append(
-                block_hash(parent, packed, media_identity(event.media, i * size, size) if event.media else b"")
-            )
-        return hashes[index]

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from refold.journal.events import (
+    CacheReset,
     EngineOpened,
     Event,
     OutputDelivered,
+    RequestFinished,
     RequestPreempted,
     RequestSubmitted,
     StaleOutputConsumed,
@@ -42,11 +44,13 @@ class Conduct:
         self.tags: dict[str, int] = {}
         self.starts: dict[int, int] = {}
         self.virtual_now = 0
+        self.idle_since = IdleBlocks()
         self._after: dict[type[Event], Callable[[State, Any], None]] = {
             EngineOpened: self._opened,
             RequestSubmitted: self._submitted,
             StepScheduled: self._scheduled,
             OutputDelivered: self._delivered,
+            CacheReset: judge_reset,
         }
 
     def plan(self, state: State, command: Command, events: Sequence[Event]) -> None:
@@ -55,6 +59,7 @@ class Conduct:
             judge_plan(state, events)
         elif type(command) is CompleteStep:
             judge_statistics(state, command, events)
+            judge_refusals(state, command, events)
 
     def before(self, state: State, event: Event) -> None:
         """Judge an event by the state that it is about to change."""
@@ -66,6 +71,7 @@ class Conduct:
         judge = self._after.get(type(event))
         if judge is not None:
             judge(state, event)
+        self.idle_since.observe(state, event)
 
     def obeyed(self, state: State, command: Command) -> None:
         """Judge the state that a command led to."""
@@ -317,6 +323,51 @@ def judge_preemption(state: State, event: RequestPreempted) -> None:
     must(needy.queue_key <= victim.queue_key, "policy", victim.request_id, "gives way to its lesser")
 
 
+class IdleBlocks:
+    """Since when each block with known content lies idle, so that the longest idle goes first, the tail of a table first.
+
+    A step that also takes blocks from somebody is not judged: what he gives back comes when others are gone already.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.given_back = False
+        self.since: dict[int, int] = {}
+        self.place: dict[int, tuple[int, int]] = {}
+
+    def observe(self, state: State, event: Event) -> None:
+        """Look at what became idle and what was taken, after an event."""
+        if type(event) is StepScheduled:
+            if event.evicted_block_ids and not self.given_back:
+                self._judge(state, event)
+            self._settle(state, event)
+        self.given_back = type(event) is RequestPreempted
+        cached = state.pool.free_cached
+        if cached.keys() != self.since.keys():
+            self.now += 1
+            self.since = {block: self.since.get(block, self.now) for block in cached}
+
+    def _settle(self, state: State, event: StepScheduled) -> None:
+        """Remember whose each block is, and where in the table."""
+        for each in (*event.allocations, *event.admissions):
+            handle = event.handles[each.entry]
+            for index, block in enumerate(state.requests.by_handle[handle].block_ids):
+                self.place[block] = (handle, index)
+
+    def _judge(self, state: State, event: StepScheduled) -> None:
+        pool, evicted = state.pool, event.evicted_block_ids
+        must(not pool.free_blank, "eviction", "of", evicted, "with blank blocks free")
+        for block in evicted:
+            since = self.since.get(block)
+            if since is None:
+                continue
+            for other in pool.free_cached:
+                must(self.since.get(other, since) >= since, "eviction", block, "goes and", other, "was idle for longer")
+                handle, index = self.place.get(block, (0, 0))
+                if self.since.get(other) == since and self.place.get(other, (0, 0))[0] == handle:
+                    must(self.place[other][1] < index, "eviction", block, "goes before", other, "nearer to the tail")
+
+
 # -- media, statistics ------------------------------------------------------------------------------------------------
 
 
@@ -338,6 +389,23 @@ def judge_encoder(state: State, step: StepScheduled) -> None:
     must(total <= state.config.encoder_budget_tokens, "encoder", total, "embeddings in step", step.step)
     again = {digest for digest, _ in digests} & set(step.encoder_evictions)
     must(not again, "encoder", again, "dropped and computed in step", step.step)
+
+
+def judge_reset(state: State, event: CacheReset) -> None:
+    """Nothing that was known before a reset is known after it."""
+    must(not state.pool.block_by_hash and not state.pool.free_cached, "reset", "the prefix cache remembers")
+    must(not state.encoder.sizes, "reset", "the encoder cache remembers")
+
+
+def judge_refusals(state: State, command: CompleteStep, events: Sequence[Event]) -> None:
+    """Whom the grammar refuses ends in error, unless the tokens are thrown away anyway."""
+    step = state.window.in_flight[0]
+    ended = {e.handle for e in events if isinstance(e, RequestFinished) and e.reason == "error"}
+    for entry in command.refused_entries:
+        if command.counts[entry] and step.stale.get(entry) != "drop":
+            must(
+                step.handles[entry] in ended, "grammar", step.requests[entry].request_id, "goes on with refused tokens"
+            )
 
 
 def judge_statistics(state: State, command: CompleteStep, events: Sequence[Event]) -> None:

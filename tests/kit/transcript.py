@@ -103,8 +103,8 @@ class Transcript:
 
     def _check_end(self, handle: int, reason: str) -> None:
         natural = self._ends(self.clients[handle])
-        if reason == "error" and natural:
-            return
+        if reason in ("error", "capacity") and natural:
+            return  # refused by its grammar at its very end; or its end under the configuration of a new life
         due = reason if reason in ("stop", "length") else ""
         must(natural == due, "end", handle, f"ended by {reason!r}, {natural or 'no end'!r} was due")
 
