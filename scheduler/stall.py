@@ -44,7 +44,7 @@ _WORDS: dict[WaitReason, str] = {
 
 
 class Waiter(NamedTuple):
-    """A request that can't be scheduled now. `needed_blocks` for all its known tokens; `held_blocks` it has already."""
+    """A request that can't be scheduled now. `needed_blocks` for all its tokens, those in flight too; `held_blocks` it has already."""
 
     request_id: str
     status: str
@@ -149,5 +149,6 @@ def _what_is_missing(state: State, request: Request) -> WaitReason:
 
 
 def _num_missing_blocks(state: State, request: Request) -> int:
-    """Blocks that a request lacks for all its known tokens."""
-    return max(-(-len(request.tokens) // state.pool.block_size) - len(request.block_ids), 0)
+    """Blocks that a request lacks for all its tokens, those in flight included."""
+    end = len(request.tokens) + request.num_output_placeholders
+    return max(-(-end // state.pool.block_size) - len(request.block_ids), 0)
