@@ -21,9 +21,10 @@ _SHARE = 1 << 20
 class Queues:
     """`waiting` and `running`, each sorted by `queue_key`, and `idle`: sessions between two chunks of input.
 
-    Under `fair_share`, `tenant_tags` holds the tag at which a tenant's next request starts, and `virtual_now` the tag of
-    the last request admitted (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). A tenant that was away
-    starts at now: it saves nothing up, and a busy one can't push it back.
+    Under `fair_share`, `tenant_tags` holds the tag at which a tenant's last request finishes and its next one starts, and
+    `virtual_now` the largest of the requests admitted (self-clocked fair queueing: Golestani, INFOCOM 1994). A tenant that
+    was away starts at now: it saves nothing up, and a busy one can't push it back. Each admission moves now on, so that
+    whoever waits is reached, however many tenants come, and what is past can be forgotten.
     """
 
     __slots__ = ("idle", "running", "tenant_tags", "virtual_now", "waiting")
@@ -45,11 +46,11 @@ def _priority_key(queues: Queues, request: Request, config: EngineConfig) -> tup
 
 
 def _fair_share_key(queues: Queues, request: Request, config: EngineConfig) -> tuple[int, int]:
-    """The start tag; the tenant's next one comes later by what this request may cost, divided by the tenant's weight."""
+    """The finish tag: where the tenant's last request finishes, and on by what this one may cost over the tenant's weight."""
     start = max(queues.virtual_now, queues.tenant_tags.get(request.tenant, 0))
     cost = request.max_total_tokens * _SHARE // config.tenant_weights.get(request.tenant, 1)
     queues.tenant_tags[request.tenant] = start + cost
-    return (start, request.handle)
+    return (start + cost, request.handle)
 
 
 QUEUE_KEYS: dict[Policy, Callable[[Queues, Request, EngineConfig], tuple[int, int]]] = {

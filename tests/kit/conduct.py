@@ -42,7 +42,7 @@ class Conduct:
 
     def __init__(self) -> None:
         self.tags: dict[str, int] = {}
-        self.starts: dict[int, int] = {}
+        self.finishes: dict[int, int] = {}
         self.virtual_now = 0
         self.idle_since = IdleBlocks()
         self._after: dict[type[Event], Callable[[State, Any], None]] = {
@@ -97,10 +97,11 @@ class Conduct:
         if state.config.policy == "priority":
             first = request.priority
         elif state.config.policy == "fair_share":
-            first = max(self.virtual_now, self.tags.get(request.tenant, 0))
             weight = state.config.tenant_weights.get(request.tenant, 1)
-            self.tags[request.tenant] = first + request.max_total_tokens * _SHARE // weight
-        self.starts[request.handle] = first
+            first = max(self.virtual_now, self.tags.get(request.tenant, 0))
+            first += request.max_total_tokens * _SHARE // weight
+            self.tags[request.tenant] = first
+        self.finishes[request.handle] = first
         must(
             request.queue_key == (first, request.handle),
             "policy",
@@ -111,7 +112,7 @@ class Conduct:
 
     def _scheduled(self, state: State, event: StepScheduled) -> None:
         for admission in event.admissions:
-            self.virtual_now = max(self.virtual_now, self.starts[event.handles[admission.entry]])
+            self.virtual_now = max(self.virtual_now, self.finishes[event.handles[admission.entry]])
         for handle in event.handles:
             request = state.requests.by_handle[handle]
             must(not request.drafts, "drafts", request.request_id, "keeps drafts that were scheduled")
