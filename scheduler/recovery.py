@@ -21,6 +21,8 @@ from refold.scheduler.commands import CloseEngine, LoseWorker, OpenEngine, Start
 from refold.scheduler.sessions import context_at_most
 from refold.scheduler.state import State
 
+MAX_TENANT_WEIGHT = 1 << 20
+
 
 def open_engine(state: State, command: OpenEngine) -> list[Event]:
     """Start a life. Requests that the new configuration can't hold end with reason `capacity`."""
@@ -28,6 +30,10 @@ def open_engine(state: State, command: OpenEngine) -> list[Event]:
         raise Rejected("the engine opens before its worker starts: lose the old worker first")
     live = state.requests.live()
     config = command.config
+    wrong = {name: weight for name, weight in config.tenant_weights.items() if not 1 <= weight <= MAX_TENANT_WEIGHT}
+    if wrong:
+        name = min(wrong)
+        raise Rejected(f"tenant {name[:40]!r} has weight {wrong[name]}: give 1 to {MAX_TENANT_WEIGHT}")
     if live and config.model_fingerprint != state.config.model_fingerprint:
         raise Rejected(
             f"the journal has {len(live)} unfinished requests of model {state.config.model!r} "
