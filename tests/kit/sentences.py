@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from refold.gpu.batch import WorkOrder
 from refold.gpu.simulated import SimulatedWorker, _Slot, simulated_token
+from refold.journal.codec import decode, encode
 from refold.journal.events import (
     EngineConfig,
     Event,
@@ -21,8 +22,10 @@ from refold.journal.events import (
     StaleOutputConsumed,
     StepScheduled,
 )
+from refold.journal.record import EMPTY_HEAD, head_after, seal
 from refold.projections.requests import Request
 from refold.scheduler.commands import ResetCache
+from refold.scheduler.fold import fold
 from refold.scheduler.state import digest
 from tests.kit.drive import Drive, config, delivered_tokens
 
@@ -99,6 +102,21 @@ def fill(drive: Drive) -> list[Event]:
     while facts := drive.schedule():
         events += facts
     return events
+
+
+def crashed(records: list[list[Event]], engine_config: EngineConfig, *, laws: bool = True) -> Drive:
+    """What is left when the process dies behind these records: their bytes, folded by another process. Not opened yet."""
+    drive = Drive(engine_config, laws=laws)
+    head = EMPTY_HEAD._replace(engine_epoch=1)
+    for events in records:
+        record = seal(head, 0, encode(events))
+        head = head_after(record)
+        drive.records.append(decode(record))
+        for event in drive.records[-1]:
+            fold(drive.state, event)
+            if drive.book is not None:
+                drive.book.observe(drive.state, event)
+    return drive
 
 
 def drain(drive: Drive) -> list[Event]:
