@@ -240,6 +240,18 @@ def append_tokens(entries: Iterable[Request], token_ids: Iterable[int], block_si
             extend_block_hashes(request, block_size)
 
 
+def append_runs(entries: Iterable[Request], counts: Iterable[int], token_ids: Sequence[int], block_size: int) -> None:
+    """As many more known tokens for each as `counts` says, from the flat `token_ids`."""
+    offset = 0
+    for request, count in zip(entries, counts, strict=True):
+        tokens = request.tokens
+        tokens += token_ids[offset : offset + count]
+        offset += count
+        if block_size and len(tokens) // block_size > len(request.block_hashes):
+            extend_block_hashes(request, block_size)
+    assert offset == len(token_ids), (offset, len(token_ids))
+
+
 def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
     """What is in flight stops being current. Assignment, not addition: what was stale already is in flight still."""
     request.epoch += 1

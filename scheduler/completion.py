@@ -51,8 +51,9 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
     """The facts of a step that came back."""
     step = _expected_step(state, command)
     _check_shape(step, command, state.config.vocab_size)
-    if not (step.stale or step.chunk_entries or step.num_drafts or command.refused_entries):
-        return _complete_decode(step, command)
+    if not (step.stale or command.refused_entries):
+        simple = not (step.chunk_entries or step.num_drafts)
+        return _complete_decode(step, command) if simple else _complete_current(step, command)
     delivered, stale = _Delivered(), _Stale()
     ends: list[Event] = []
     offset = 0
@@ -92,12 +93,53 @@ def _complete_decode(step: InFlightStep, command: CompleteStep) -> list[Event]:
         step=step.step,
         handles=step.handles,
         token_ids=command.token_ids,
-        first_output_indices=[
-            length - request.num_prompt_tokens + request.num_earlier_outputs
-            for length, request in zip(lengths, step.requests, strict=True)
-        ],
+        first_output_indices=_first_indices(step, lengths),
     )
     return [delivered, *ends]
+
+
+def _complete_current(step: InFlightStep, command: CompleteStep) -> list[Event]:
+    """Every entry is current, but some are chunks or have drafts."""
+    ends: list[Event] = []
+    counts, token_ids, returned = list(command.counts), command.token_ids, set(command.token_ids)
+    lengths = [len(request.tokens) for request in step.requests]
+    cut, offset = False, 0
+    for entry, (request, count, known) in enumerate(zip(step.requests, command.counts, lengths, strict=True)):
+        if not count:
+            continue
+        if command.positions[entry] != known:
+            _check_position(request, step, command.positions[entry])
+        if known + count >= request.max_total_tokens or not request.stop_ids.isdisjoint(returned):
+            tokens = token_ids[offset : offset + count]
+            counts[entry] = len(_kept(ends, request, tokens, command.time_ns, refused=False))
+            cut = cut or counts[entry] < count
+        offset += count
+    if cut:
+        token_ids = _cut(command, counts)
+    delivered = OutputDelivered(
+        step=step.step,
+        handles=step.handles,
+        token_ids=token_ids,
+        first_output_indices=_first_indices(step, lengths),
+        counts=[] if counts.count(1) == len(counts) else counts,
+        accepted_drafts=[max(count - 1, 0) for count in command.counts] if step.num_drafts else [],
+    )
+    return [delivered, *ends]
+
+
+def _first_indices(step: InFlightStep, lengths: list[int]) -> list[int]:
+    """The output index of each entry's next token, of requests with `lengths` tokens."""
+    return [n - r.num_prompt_tokens + r.num_earlier_outputs for n, r in zip(lengths, step.requests, strict=True)]
+
+
+def _cut(command: CompleteStep, counts: list[int]) -> list[int]:
+    """The tokens that are left of each entry's: its first `counts`."""
+    token_ids: list[int] = []
+    offset = 0
+    for returned, kept in zip(command.counts, counts, strict=True):
+        token_ids += command.token_ids[offset : offset + kept]
+        offset += returned
+    return token_ids
 
 
 def _add_fate(stale: _Stale, num_tokens: int, *, delivered: bool) -> None:

@@ -214,8 +214,8 @@ def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start:
         requests.schedule_drafts(entries, step.num_drafts[start:stop])
     elif state.config.speculation != "off":
         requests.schedule_drafts(entries, [0] * len(entries))
-    for request in entries if state.config.enable_prefix_caching else ():
-        if request.num_computed_tokens // block_size > request.num_published_blocks:
+    if state.config.enable_prefix_caching:
+        for request in [r for r in entries if r.num_computed_tokens // block_size > r.num_published_blocks]:
             _publish_filled(state, step, request)
 
 
@@ -244,10 +244,11 @@ def _publish_filled(state: State, step: InFlightStep, request: Request) -> None:
     full = request.num_computed_tokens // state.pool.block_size
     known = min(full, len(request.block_hashes))
     assert len(request.block_ids) >= full, (request.request_id, len(request.block_ids), full)
-    for i in range(request.num_published_blocks, known):
-        blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], step.step)
-        step.written.append(request.block_ids[i])
-    request.num_published_blocks = max(request.num_published_blocks, known)
+    if known > request.num_published_blocks:
+        for i in range(request.num_published_blocks, known):
+            blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], step.step)
+            step.written.append(request.block_ids[i])
+        request.num_published_blocks = known
     if full > known:
         step.pending_publications.append(PendingPublication(request, request.epoch, full))
 
@@ -293,8 +294,9 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
     if num_drafts:
         requests.settle_drafts(entries, num_drafts, event.counts or [1] * len(entries))
     if event.counts:
-        sampling = [r for r, count in zip(entries, event.counts, strict=True) for _ in range(count)]
-    requests.append_tokens(sampling, event.token_ids, _hashed_block_size(state))
+        requests.append_runs(entries, event.counts, event.token_ids, _hashed_block_size(state))
+    else:
+        requests.append_tokens(entries, event.token_ids, _hashed_block_size(state))
     for request in entries if state.encoder.sizes else ():
         _let_go_media(state, request, request.next_position)
     step.delivered = True

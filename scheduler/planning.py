@@ -52,23 +52,27 @@ def _plan_running(plan: Plan) -> None:
             if n == 0:
                 continue
         elif num_drafts:
-            n += max(min(num_drafts, plan.token_budget - 1, request.max_total_tokens - end - 1), 0)
-        table = request.block_ids
-        missing = -(-(first + n) // block_size) - len(table)
+            n += num_drafts
+            if n > plan.token_budget or end + n > request.max_total_tokens:
+                n = max(min(n, plan.token_budget, request.max_total_tokens - end), 1)
+        new_block_ids: list[int] = []
+        missing = -(-(first + n) // block_size) - len(request.block_ids)
         if missing > 0:
             if not _make_room(plan, request, missing):
                 continue
             new_block_ids = free.take(missing)
-            table = table + new_block_ids
             plan.allocate(new_block_ids)
-        if n != 1 or shape is not None:
+        if shape is not None:
             plan.note_shape(n, shape)
+        elif n != 1:
+            plan.draft_counts[len(handles)] = n - 1
         handles.append(request.handle)
         num_tokens.append(n)
         first_positions.append(first)
         plan.token_budget -= n
-        if (first + n) // block_size > request.num_published_blocks:
-            _promise(plan, request, table, request.num_published_blocks, (first + n) // block_size)
+        published = request.num_published_blocks
+        if len(request.block_hashes) > published < (first + n) // block_size:
+            _promise(plan, request, request.block_ids + new_block_ids, published, (first + n) // block_size)
 
 
 def _make_room(plan: Plan, request: Request, missing: int) -> bool:
@@ -161,7 +165,7 @@ def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     length = found.index(None) if None in found else len(found)
     hit = [block for block in found[:length] if block is not None]
     counts = pool.ref_counts
-    for index, block in enumerate(hit):
+    for index, block in enumerate(hit) if 0 in map(counts.__getitem__, hit) else ():
         if counts[block] == 0 and (block in free.evicted or pool.is_fenced(block)):
             if promised.get(hashes[index]) == block:
                 continue  # taken by this very plan, for somebody who is about to write it

@@ -5,7 +5,7 @@ the plan is whole; then it becomes events, and the appliers do to the state what
 half-planned is ever visible.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -53,18 +53,32 @@ class FreeBlocks:
         if self._yielded:
             return [self._next() for _ in range(count)]
         taken = list(islice(self._blank, count))
-        return taken + [self._next() for _ in range(count - len(taken))]
+        if len(taken) < count:
+            for block in self._cached:
+                if block in self._shared:
+                    continue
+                self.evicted[block] = None
+                taken.append(block)
+                if len(taken) == count:
+                    break
+        assert len(taken) == count, (len(taken), count)
+        return taken
 
-    def num_idle(self, hit: Iterable[int]) -> int:
+    def num_idle(self, hit: list[int]) -> int:
         """How many of these cached blocks are free now: sharing them uses up free blocks."""
-        counts = self._pool.ref_counts
-        idle = [block for block in hit if counts[block] == 0]
-        return len(idle) - len(self._shared.intersection(idle)) if self._shared else len(idle)
+        return len(self._idle(hit))
 
     def share(self, hit: list[int]) -> None:
         """Own cached blocks."""
-        self.num_free -= self.num_idle(hit)
-        self._shared.update(hit)
+        idle = self._idle(hit)
+        self.num_free -= len(idle)
+        self._shared.update(idle)
+
+    def _idle(self, hit: list[int]) -> list[int]:
+        counts = self._pool.ref_counts
+        if 0 not in map(counts.__getitem__, hit):
+            return []
+        return [block for block in hit if counts[block] == 0 and block not in self._shared]
 
     def own(self, block: int) -> None:
         """A block that this plan has taken already: whoever shares it uses up nothing."""
@@ -235,13 +249,10 @@ class Plan:
         self.allocations: list[BlockAllocation] = []
         self.hashes: dict[bytes, int] = {}
 
-    def note_shape(self, n: int, shape: Shape | None) -> None:
-        """Say what the entry that is added next is; without a shape, a decode with `n - 1` drafts of the worker's."""
+    def note_shape(self, n: int, shape: Shape) -> None:
+        """Say what the entry that is added next is."""
         entry = len(self.handles)
         assert 1 <= n <= self.token_budget, (entry, n, self.token_budget)
-        if shape is None:
-            self.draft_counts[entry] = n - 1
-            return
         if shape.is_chunk:
             self.chunk_entries.append(entry)
         if shape.num_drafts:
