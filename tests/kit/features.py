@@ -17,7 +17,7 @@ from refold.scheduler.commands import (
     StartWorker,
 )
 from tests.kit.drive import Drive
-from tests.kit.sentences import all_of, fill, name_of, opened
+from tests.kit.sentences import EmittingWorker, all_of, fill, name_of, opened
 from tests.kit.transcript import Transcript
 
 # -- orders -----------------------------------------------------------------------------------------------------------
@@ -153,6 +153,34 @@ def drafting(k: int, script: Callable[[int], int] | int, **changes: object) -> t
     worker = DraftingWorker(drive.config, script if callable(script) else lambda _: script)
     drive.worker = worker
     return drive, worker
+
+
+class EmittingDrafter(EmittingWorker):
+    """No two of its samples are alike, and of an entry's drafts the first `script(order of the draft run)` are right."""
+
+    def __init__(self, engine_config: EngineConfig, script: Callable[[int], int]) -> None:
+        super().__init__(engine_config)
+        self._script = script
+        self._runs = 0
+        self._planned: dict[tuple[int, int], int] = {}
+
+    def _propose(self, slot: _Slot, count: int) -> list[int]:
+        if count == 0:
+            return []
+        num_right = self._script(self._runs) % (count + 1)
+        self._runs += 1
+        drafts = list(range(self._next_token + 1, self._next_token + 1 + count))
+        self._next_token += count
+        for offset, token in enumerate(drafts[:num_right]):
+            self._planned[id(slot), len(slot.tokens) + offset] = token
+        return drafts
+
+    def _token(self, slot: _Slot, position: int) -> int:
+        planned = self._planned.pop((id(slot), position), None)
+        if planned is None:
+            return super()._token(slot, position)
+        self.emitted.setdefault(self._handle_of[id(slot)], []).append((position, planned))
+        return planned
 
 
 def turns(drive: Drive) -> Iterator[list[Event]]:

@@ -200,6 +200,68 @@ def test_a_request_whose_end_is_in_flight_gives_its_place_in_the_step_to_others(
     assert scheduled == [{"a": 4}, {"b": 4}]
 
 
+# -- aborted on the way -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_aborted_one_by_one_each_keeps_what_it_was_given_and_gets_no_more(depth: int) -> None:
+    drive = opened(max_in_flight_steps=depth, num_blocks=80, max_num_seqs=10, max_num_batched_tokens=64)
+    for i in range(10):
+        drive.submit(f"r{i}", 5, max_tokens=25)
+    kept = {}
+    for i in range(10):
+        fill(drive)
+        drive.complete()
+        drive.abort(f"r{i}")
+        kept[f"r{i}"] = outputs(drive)[f"r{i}"]
+    while drive.orders:
+        drive.complete()
+    assert {name: len(tokens) for name, tokens in kept.items()} == {f"r{i}": i + 1 for i in range(10)}
+    assert outputs(drive) == kept
+    assert drive.state.is_quiescent
+    assert drive.state.pool.num_free == drive.state.pool.num_blocks
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("computed", [4, 8, 12, 16, 20])
+def test_a_prompt_in_chunks_may_lose_its_place_at_any_border(computed: int, depth: int) -> None:
+    drive = opened(max_in_flight_steps=depth, num_blocks=16, max_num_batched_tokens=4)
+    drive.submit("a", 20, max_tokens=6)
+    while named(drive, "a").num_computed_tokens < computed:
+        if not drive.schedule():
+            drive.complete()
+    assert named(drive, "a").num_computed_tokens == computed
+    reset(drive)
+    assert named(drive, "a").num_output_placeholders == 0
+    drive.run()
+    assert outputs(drive) == all_due(drive)
+    assert scheduled_tokens(drive) == computed + 20 + 5, "what was computed, then all of it again"
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("ahead", range(1, 8))
+def test_or_give_it_up_for_another(ahead: int, depth: int) -> None:
+    """Two prompts in chunks of three, and blocks for one and a bit: the urgent one comes a few chunks later."""
+    drive = opened(
+        max_in_flight_steps=depth,
+        num_blocks=10,
+        max_num_batched_tokens=6,
+        long_prefill_token_threshold=3,
+        policy="priority",
+        admit_full_sequence=False,
+        enable_prefix_caching=False,
+    )
+    drive.submit("a", 30, max_tokens=6, priority=2)
+    while named(drive, "a").num_computed_tokens < 3 * ahead:
+        if not drive.schedule():
+            drive.complete()
+    drive.submit("b", 30, max_tokens=6, priority=1)
+    drive.run()
+    preempted = all_of(RequestPreempted, drive.records)[0]
+    assert (preempted.handle, preempted.num_computed_tokens < 30) == (1, True), "in the middle of its prompt"
+    assert outputs(drive) == all_due(drive)
+
+
 # -- order ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,14 @@
 """Speculation: drafts of the worker's, of the look-up and from outside; what is promised for them, and what a rejection takes back."""
 
+from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.journal.errors import Rejected
+from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import (
     Drafts,
     DraftsProposed,
@@ -19,15 +21,17 @@ from refold.journal.events import (
 )
 from refold.scheduler.drafting import LOOK_BACK_TOKENS, MAX_NGRAM, prompt_lookup
 from tests.kit.drive import Drive
-from tests.kit.features import drafting, drafts_of, propose, steps, turns
+from tests.kit.features import EmittingDrafter, drafting, drafts_of, propose, steps, turns
 from tests.kit.sentences import (
     all_due,
     all_of,
     counters,
+    delivered,
     drain,
     ends,
     fill,
     named,
+    nothing_changes,
     opened,
     outputs,
     reset,
@@ -146,8 +150,8 @@ def test_drafts_from_outside_go_into_the_next_step_and_only_there(speculation: s
     step = the(StepScheduled, drive.schedule())
     assert step.drafts == [Drafts(entry=0, token_ids=right[:2])], "no more than the configuration allows"
     assert named(drive, "a").drafts == []
-    delivered = the(OutputDelivered, drive.complete())
-    assert (delivered.token_ids, delivered.accepted_drafts) == (right, [2])
+    came = the(OutputDelivered, drive.complete())
+    assert (came.token_ids, came.accepted_drafts) == (right, [2])
     assert the(StepScheduled, drive.schedule()).drafts == []
 
 
@@ -308,8 +312,8 @@ def test_places_whose_drafts_were_rejected_are_computed_again(accepted: int) -> 
         known = len(named(drive, "a").tokens)
         step = the(StepScheduled, drive.schedule())
         assert (step.first_positions, step.num_tokens) == ([known - 1], [4])
-        delivered = the(OutputDelivered, drive.complete())
-        assert (len(delivered.token_ids), delivered.accepted_drafts) == (accepted + 1, [accepted])
+        came = the(OutputDelivered, drive.complete())
+        assert (len(came.token_ids), came.accepted_drafts) == (accepted + 1, [accepted])
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
@@ -375,6 +379,18 @@ def test_a_rejection_of_the_last_epoch_does_not_meet_the_promises_of_this_one() 
     assert outputs(drive) == all_due(drive)
 
 
+@pytest.mark.parametrize("counts", [[0], [5]])
+def test_a_worker_that_answers_with_less_than_one_token_or_more_than_were_asked_for_is_lost(counts: list[int]) -> None:
+    drive, _ = drafting(3, 1, max_in_flight_steps=1)
+    drive.submit("a", 4)
+    drive.schedule()
+    drive.complete()
+    drive.schedule()
+    output = msgspec.structs.replace(drive.run_worker(), counts=counts, token_ids=[1] * counts[0])
+    with nothing_changes(drive), pytest.raises(WorkerLost, match=r"at most \[4\] were asked for"):
+        drive.deliver(output)
+
+
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -387,11 +403,11 @@ def test_a_stop_inside_an_accepted_run_cuts_the_rest_and_tells_all_that_was_acce
 
     events = drive.complete()
 
-    delivered, finished = the(OutputDelivered, events), the(RequestFinished, events)
-    assert (delivered.counts, delivered.accepted_drafts) == ([3], [4])
-    assert delivered.token_ids == [token_at(drive, "a", position, prompt=5) for position in (6, 7, 8)]
+    came, finished = the(OutputDelivered, events), the(RequestFinished, events)
+    assert (came.counts, came.accepted_drafts) == ([3], [4])
+    assert came.token_ids == [token_at(drive, "a", position, prompt=5) for position in (6, 7, 8)]
     assert (finished.reason, finished.num_output_tokens) == ("stop", 4)
-    assert finished.stop_token_id == delivered.token_ids[-1]
+    assert finished.stop_token_id == came.token_ids[-1]
     assert drive.state.is_quiescent
 
 
@@ -535,6 +551,85 @@ def test_outputs_are_what_they_are_without_drafts(k: int, depth: int, speculatio
         drive.run()
         given.append(outputs(drive))
     assert given[0] == given[1] == all_due(drive)
+
+
+# -- the two scenarios that broke speculating schedulers --------------------------------------------------------------
+
+PROMPT, WANTED, REQUESTS = 8, 24, 8
+
+
+def pipelined(depth: int, stagger: int, resets: tuple[int, ...] = ()) -> tuple[Drive, EmittingDrafter, Counter[str]]:
+    """Four blocks of 16, eight requests of 8 tokens that want 24 each, two at the start and one more at each turn; k = 3.
+
+    Counts the epochs that ended while work of the request was in flight, and while older work was.
+    """
+    drive = opened(
+        vocab_size=1_000_000,
+        num_blocks=4,
+        block_size=16,
+        max_num_seqs=REQUESTS,
+        max_num_batched_tokens=256,
+        max_in_flight_steps=depth,
+        decode_stagger=stagger,
+        speculation="worker",
+        num_speculative_tokens=3,
+    )
+    drive.worker = worker = EmittingDrafter(drive.config, lambda run: run)
+    seen: Counter[str] = Counter()
+    submitted = 0
+    for turn in range(2_000):
+        while submitted < min(REQUESTS, 2 + turn):
+            drive.submit(f"r{submitted}", PROMPT, WANTED)
+            submitted += 1
+        before = {r.handle: (r.num_in_flight_tokens, r.num_stale_output_tokens) for r in drive.state.queues.running}
+        events = reset(drive) if turn in resets else []
+        for event in [*events, *(scheduled := drive.schedule())]:
+            if isinstance(event, RequestPreempted):
+                in_flight, stale = before.get(event.handle, (0, 0))
+                seen.update({event.reason: 1, "in flight": in_flight > 0, "stale": stale > 0})
+        if scheduled and len(drive.orders) < depth:
+            continue
+        if not drive.orders:
+            assert drive.state.is_quiescent, "stalled"
+            return drive, worker, seen
+        drive.complete()
+    raise AssertionError("livelock")
+
+
+def each_has_its_own_24(drive: Drive, worker: EmittingDrafter) -> bool:
+    """All ended with exactly 24 outputs, and output i was sampled for the place prompt + i."""
+    given = delivered(event for events in drive.records for event in events)
+    positions = {handle: {token: position for position, token in pairs} for handle, pairs in worker.emitted.items()}
+    places = [[positions[handle][token] for token in tokens] for handle, tokens in given.items()]
+    return (
+        set(ends(drive.records, drive).values()) == {("length", WANTED)}
+        and places == [[PROMPT + i for i in range(WANTED)]] * REQUESTS
+    )
+
+
+@pytest.mark.parametrize("stagger", [1, 3])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_memory_pressure_loses_no_sample_with_drafts_either(depth: int, stagger: int) -> None:
+    drive, worker, seen = pipelined(depth, stagger)
+    assert each_has_its_own_24(drive, worker)
+    for handle, tokens in delivered(event for events in drive.records for event in events).items():
+        assert tokens == [token for _, token in worker.emitted[handle]], "all that was sampled, in order, once"
+    assert seen["kv_pressure"]
+    assert bool(seen["in flight"]) == (depth > 1)
+
+
+@pytest.mark.parametrize("resets", [(6, 14), (6, 7, 18, 19)])
+@pytest.mark.parametrize("stagger", [1, 3])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_resets_under_pressure_repeat_nothing_with_drafts_either(
+    depth: int, stagger: int, resets: tuple[int, ...]
+) -> None:
+    drive, worker, seen = pipelined(depth, stagger, resets)
+    assert each_has_its_own_24(drive, worker)
+    for handle, tokens in delivered(event for events in drive.records for event in events).items():
+        emitted = iter([token for _, token in worker.emitted[handle]])
+        assert all(token in emitted for token in tokens), "in the order in which they were sampled"
+    assert seen["cache_reset"]
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
