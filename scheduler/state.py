@@ -106,4 +106,41 @@ def _canonical_step(s: InFlightStep) -> list[object]:
     return [*columns, sorted(s.stale.items()), s.delivered, s.num_unresolved, s.written, pending]
 
 
-_REQUEST_FIELDS = tuple(name for name in Request.__slots__ if name not in ("stop_ids", "media_held", "chunks"))
+# Spelled out, not read off the class: recorded digests must stay what they are when a slot is added for another reason.
+_REQUEST_FIELDS = (
+    "adapter",
+    "arrival_ns",
+    "block_hashes",
+    "block_ids",
+    "cache_salt",
+    "drafts",
+    "epoch",
+    "finish_reason",
+    "grammar",
+    "handle",
+    "idle_since_ns",
+    "input_closed",
+    "last_sampling_step",
+    "max_total_tokens",
+    "media",
+    "min_total_tokens",
+    "num_computed_tokens",
+    "num_deliverable_stale_tokens",
+    "num_earlier_outputs",
+    "num_in_flight_tokens",
+    "num_output_placeholders",
+    "num_preemptions",
+    "num_prompt_tokens",
+    "num_published_blocks",
+    "num_sampling_in_flight",
+    "num_stale_output_tokens",
+    "priority",
+    "queue_key",
+    "request_id",
+    "resumable",
+    "sampling",
+    "status",
+    "tenant",
+    "tokens",
+    "waits_for_grammar",
+)
