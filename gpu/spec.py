@@ -114,6 +114,10 @@ def check_shapes(found: dict[str, tuple[int, ...]], spec: ModelSpec, name: str) 
                 f"{name}: tensor {tensor!r} has shape {list(found[tensor])}, the metadata says {list(shape)}; "
                 "the file contradicts itself: fetch the model again"
             )
+    for tensor in found:
+        layer = tensor.partition(".")[0]
+        if layer.isdecimal() and int(layer) >= spec.num_layers:
+            raise Rejected(f"{name}: tensor {tensor!r} is beyond the {spec.num_layers} layers that the metadata says")
 
 
 def inverse_frequencies(spec: ModelSpec) -> list[float]:

@@ -82,9 +82,7 @@ class Llama:
             mixed = attend(queries, index, cache, rows.attention, self._workspace)
             hidden = hidden + layer.output(mixed.flatten(1))
             normed = functional.rms_norm(hidden, (spec.width,), layer.mlp_norm, spec.norm_eps)
-            gate_up = layer.gate_up(normed)
-            gate, up = gate_up[:, : spec.mlp_width], gate_up[:, spec.mlp_width :]
-            hidden = hidden + layer.down(functional.silu(gate).mul_(up))
+            hidden = hidden + layer.down(gated(layer.gate_up(normed)))
         if not len(rows.sampled):
             return hidden.new_empty(0, spec.vocab_size, dtype=torch.float32)
         last = hidden.index_select(0, rows.sampled)
@@ -115,6 +113,16 @@ def _rotary_tables(
     angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
     cosines, sines = angles.cos(), angles.sin()
     return torch.cat([cosines, cosines], 1).to(dtype), torch.cat([-sines, sines], 1).to(dtype)
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU, x / (1 + exp(-x)) times the other half: (rows, 2 * width) → (rows, width).
+
+    Not torch's `silu`: where a thread's share ends within a row, its last elements take a scalar path with other bits. Of
+    these operations, each gives an element the same bits wherever it lies.
+    """
+    gate, up = gate_up.chunk(2, dim=1)
+    return torch.exp(-gate).add_(1).reciprocal_().mul_(gate).mul_(up)
 
 
 def _rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:

@@ -8,10 +8,11 @@ from refold.gpu.batch import Worker
 from refold.gpu.factory import create_worker
 from refold.gpu.simulated import SimulatedWorker
 from refold.gpu.weights import describe_model
-from refold.journal.errors import Rejected
-from refold.journal.events import EngineConfig
+from refold.journal.errors import Rejected, WorkerLost
+from refold.journal.events import EngineConfig, Sampling
 from tests.kit import tiny_llama
 from tests.kit.worker_contract import WorkerContract
+from tests.kit.worker_driver import WorkerDriver
 
 
 def config_for(model: str, **changes: object) -> EngineConfig:
@@ -78,6 +79,16 @@ def test_the_factory_goes_by_the_name_of_the_model(tiny: str) -> None:
     assert create_worker(config_for("simulated")).kind == "simulated"
     pytest.importorskip("torch", reason="torch is not installed")
     assert create_worker(config_for(tiny)).kind == "torch"
+
+
+def test_numbers_that_are_none_lose_the_worker(tiny: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    config = config_for(tiny)
+    worker = create_worker(config, threads=1)
+    worker._runner._model._final_norm = torch.full((tiny_llama.WIDTH,), torch.nan)  # type: ignore[attr-defined]
+    drive = WorkerDriver(worker, config)
+    with pytest.raises(WorkerLost, match="logits of handle 0 at position 3 are not finite"):
+        drive.step([(drive.add([1, 2, 3], Sampling(seed=0, max_tokens=1)), 3)])
 
 
 @pytest.mark.parametrize(
