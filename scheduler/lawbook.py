@@ -279,6 +279,20 @@ class LawBook:
             self._append(handle, event.token_ids[offset : offset + count], index)
             offset += count
             self._check_context(state, handle)
+            if count and state.config.speculation != "off":
+                self._settle_places(state, handle, count)
+
+    def _settle_places(self, state: State, handle: int, count: int) -> None:
+        """What was rejected is not written: of this request, all but the last known token is, and that one if it is in flight."""
+        request, size = state.requests.by_handle[handle], state.pool.block_size
+        known = len(self._accounts[handle].context)
+        certain = known if any(handle in handles for handles in self._unresolved.values()) else known - 1
+        for index in range(max(known - 1 - count, 0) // size, len(request.block_ids)):
+            content = self._content.get(request.block_ids[index])
+            if content is not None and content.handle == handle:
+                places = (1 << min(max(certain - index * size, 0), size)) - 1
+                before = min(max(known - 1 - count - index * size, 0), size)
+                content.places = (content.places & ((1 << before) - 1)) | (places & ~((1 << before) - 1))
 
     def _stale(self, state: State, event: StaleOutputConsumed) -> None:
         self._settle(event.step, event.handles)

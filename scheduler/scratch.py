@@ -272,14 +272,22 @@ class Plan:
         self.num_running -= 1
 
     def reclaim_session(self, needy: Request, needed: int, *, include_waiting: bool) -> bool:
-        """Take the blocks of the last idle session, or else of the last session that waits; False if there is none."""
+        """Take the blocks of the last idle session, or else of the last session that waits; False if there is none.
+
+        Whose blocks somebody shares who comes in with this very plan keeps them for now.
+        """
         for queue in (self.state.queues.idle, self._waiting_sessions() if include_waiting else []):
             for session in reversed(queue):
-                if session.block_ids and session is not needy and session.handle not in self.reclaimed | self.admitted:
+                if session.block_ids and session is not needy and not self._keeps_blocks(session):
                     self._take_from(session, "session_reclaimed", "drop", needy, needed)
                     self.reclaimed.add(session.handle)
                     return True
         return False
+
+    def _keeps_blocks(self, session: Request) -> bool:
+        if session.handle in self.reclaimed or session.handle in self.admitted:
+            return True
+        return any(not set(session.block_ids).isdisjoint(newcomer.hit_block_ids) for newcomer in self.admissions)
 
     def _waiting_sessions(self) -> list[Request]:
         sessions = self.state.requests.sessions.values()

@@ -147,6 +147,11 @@ def judge_plan(state: State, events: Sequence[Event]) -> None:
         must(not report.is_wedged, "stall", report)
     if taken:
         _judge_need(state, step, events)
+    must(
+        step is None or not step.admissions or all(e.reason != "kv_pressure" for e in events[:-1]),
+        "preemption",
+        "somebody comes in with the step for which another gave way",
+    )
     _judge_diligence(state, step, taken)
 
 
@@ -280,7 +285,9 @@ def _judge_diligence(state: State, step: StepScheduled | None, taken: set[int]) 
             continue
         end = len(request.tokens) + request.num_output_placeholders
         needs = min(end + most_drafts, request.num_computed_tokens + config.max_num_batched_tokens)
-        if end >= request.max_total_tokens or needs > len(request.block_ids) * config.block_size:
+        if end >= request.max_total_tokens:
+            continue
+        if needs > len(request.block_ids) * config.block_size and (step is None or not step.admissions):
             continue
         must(_held_by_cadence(state, request), "diligence", request.request_id, "is left out with", left, "tokens left")
 

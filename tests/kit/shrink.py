@@ -17,7 +17,7 @@ from refold.journal.events import EngineConfig, Sampling
 from refold.scheduler.commands import Command, ExtendSession, SubmitRequest
 from tests.kit import drive
 from tests.kit.conduct import Misconduct
-from tests.kit.player import Order, Player
+from tests.kit.player import Order, Player, Reopen
 from tests.kit.transcript import WrongOutput
 
 MAX_PLAYS = 4000
@@ -131,16 +131,32 @@ class _Search:
                 ):
                     progress = True
 
+    def make_config_plainer(self) -> None:
+        """Let the kit's usual configuration do, field by field; a first change of it comes from the start."""
+        first = self.orders[0] if self.orders else None
+        if isinstance(first, Reopen):
+            self._try_config(msgspec.structs.replace(self.config, **first.changes), self.orders[1:])
+        for name, value in _config_changes(self.config).items():
+            usual = getattr(drive.config(), name)
+            assert value != usual, name
+            self._try_config(msgspec.structs.replace(self.config, **{name: usual}), self.orders)
+
+    def _try_config(self, config: EngineConfig, orders: list[Order | Command]) -> None:
+        before, self.config = self.config, config
+        if not self.try_out(orders):
+            self.config = before
+
 
 def shrink(config: EngineConfig, orders: Orders) -> Shrunk:
     """The shortest list of orders found that fails like this one."""
     search = _Search(config, orders)
     search.leave_out()
     search.make_plainer()
+    search.make_config_plainer()
     search.leave_out()
-    failure, _ = attempt(config, search.orders)
+    failure, _ = attempt(search.config, search.orders)
     assert failure is not None, "what was shrunk doesn't fail any more"
-    return Shrunk(config, search.orders, failure, len(orders), search.num_plays)
+    return Shrunk(search.config, search.orders, failure, len(orders), search.num_plays)
 
 
 def _plainer(order: Order | Command) -> Iterator[Order | Command]:
@@ -150,6 +166,9 @@ def _plainer(order: Order | Command) -> Iterator[Order | Command]:
         value = getattr(order, field.name)
         if not field.required and value != _default(field):
             yield replace(order, **{field.name: _default(field)})
+    if isinstance(order, Reopen):
+        for name in order.changes:
+            yield replace(order, changes={n: value for n, value in order.changes.items() if n != name})
     if isinstance(order, SubmitRequest):
         prompt = order.prompt_token_ids
         for shorter in (prompt[:1], prompt[: len(prompt) // 2], prompt[:-1], [0] * len(prompt)):

@@ -51,7 +51,16 @@ MAX_WAITING = 4
 ORDINARY = ("abort", "reset", "lose", "crash", "again")
 ROUGH = (*ORDINARY, "crash", "ahead", "wrong", "reopen", "no_worker")
 FEATURES = ("extend", "extend", "extend", "close", "expire", "grammar", "grammar", "pause", "draft")
-HAZARDS = ((), ("abort",), ("extend", "extend", "close"), ORDINARY, ROUGH, (*ROUGH, *FEATURES), (*ORDINARY, *FEATURES))
+HAZARDS = (
+    (),
+    ("abort",),
+    ("reset",),
+    ("extend", "extend", "close"),
+    ORDINARY,
+    ROUGH,
+    (*ROUGH, *FEATURES),
+    (*ORDINARY, *FEATURES),
+)
 PACES = ((0.40, 0.70), (0.50, 0.75), (0.34, 0.68), (0.45, 0.65))
 """Of the turns that are neither an arrival nor a hazard: up to the first, a step is planned; up to the second, the worker
 works; beyond, an answer arrives."""
@@ -152,9 +161,9 @@ class Simulation:
             "vocab_size": pick((3, 50, 1000)),
             "eos_token_ids": pick(((), (2,))),
             "block_size": block_size,
-            "num_blocks": pick((48, 64, 96)) // block_size,
+            "num_blocks": pick((24, 32, 32, 48, 96)) // block_size,
             "max_model_len": pick((40, 60, 90)),
-            "max_num_seqs": pick((1, 2, 4, budget)) if budget > 4 else pick((1, 2, 4)),
+            "max_num_seqs": pick((1, 2, 4, 4, budget)) if budget > 4 else pick((2, 4)),
             "max_num_batched_tokens": budget,
             "max_in_flight_steps": depth,
             "policy": pick(("fcfs", "priority", "fair_share")),
@@ -174,9 +183,10 @@ class Simulation:
 
     def _submit(self) -> None:
         rng, request_id = self.random, f"r{self.num_submitted}"
-        length = rng.choice((1, 3, 8, 17, 30))
+        half_a_pool = self.drive.config.num_blocks * self.drive.config.block_size // 2
+        length = min(rng.choice((1, 3, 8, 17, 30)), half_a_pool)
         prompt = SHARED_PROMPT[:length] if rng.random() < 0.5 else [rng.randrange(3) for _ in range(length)]
-        max_tokens = rng.choice((1, 2, 5, 12, 24))
+        max_tokens = min(rng.choice((1, 2, 5, 12, 24)), half_a_pool)
         sampling = Sampling(
             seed=rng.randrange(2**40),
             max_tokens=max_tokens,
@@ -233,21 +243,25 @@ class Simulation:
             self.drive.obey(CloseSession(request_id=self.random.choice(sessions)))
 
     def _draft(self) -> None:
+        """Somebody proposes drafts; they are taken only where nothing is in flight."""
+        for _ in range(len(self.drive.state.window.in_flight) if self.random.random() < 0.8 else 0):
+            self.drive.obey(Work())
+            self.drive.obey(Answer())
         running = [r.request_id for r in self.drive.state.queues.running if not r.num_in_flight_tokens]
         if live := running or self._live():
-            drafts = [self.random.randrange(3) for _ in range(self.random.randrange(4))]
+            drafts = [self.random.randrange(3) for _ in range(self.random.randrange(1, 4))]
             self.drive.obey(ProposeDrafts(request_id=self.random.choice(live), token_ids=drafts))
 
     # -- what the shell does ------------------------------------------------------------------------------------------
 
     def _expire(self) -> None:
-        before = len(self.drive.orders_given) - self.random.choice((0, 20, 60))
-        self.drive.obey(ExpireSessions(idle_before_ns=before))
+        since = [r.idle_since_ns for r in self.drive.state.queues.idle]
+        self.drive.obey(ExpireSessions(idle_before_ns=self.random.choice([*since, len(self.drive.orders_given) - 40])))
 
     def _grammar(self) -> None:
         waiting = [r.request_id for r in self.drive.state.requests.live() if r.waits_for_grammar]
         roll = self.random.random()
-        if roll < 0.2:
+        if self.drive.answers and any(r.grammar for r in self.drive.state.window.in_flight[0].requests) and roll < 0.4:
             self.drive.obey(Answer(refuse=True))
         elif waiting and roll < 0.9:
             self.drive.obey(ReadyGrammar(request_id=waiting[0]))
@@ -261,7 +275,14 @@ class Simulation:
             self.drive.obey(ResumeEngine())
 
     def _reset(self) -> None:
+        """Sometimes the next steps are planned at once, when some of what was in flight has come back and some has not."""
         self.drive.obey(ResetCache(reset_running=self.random.random() < 0.8))
+        steps = self.random.choice((0, 0, 2, 3, 5))
+        for _ in range(steps):
+            self.drive.obey(Work())
+            self.drive.obey(Answer())
+        for _ in range(steps):
+            self.drive.obey(ScheduleStep())
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 

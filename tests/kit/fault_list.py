@@ -1,0 +1,683 @@
+"""The planted faults: what one wrong line in the scheduler does, and that somebody notices.
+
+A fault is one or more edits: in the source of a function, a text that occurs once becomes another. If the code has changed
+so that the text is gone, `test_every_fault_can_be_planted` says so: plant it anew where its idea lives now.
+
+No fault moves a cursor wrongly after a victim: both queues are in the policy's order and victims come from the end, so no
+cursor ever has to move. `victim_from_the_front` is what comes closest.
+"""
+
+from typing import NamedTuple
+
+
+class Edit(NamedTuple):
+    """In the function `target` ("module:function" under refold), `old` becomes `new`."""
+
+    target: str
+    old: str
+    new: str
+
+
+class Fault(NamedTuple):
+    """A wrong scheduler, told in a sentence."""
+
+    name: str
+    sentence: str
+    edits: tuple[Edit, ...]
+
+
+def _fault(name: str, sentence: str, *edits: tuple[str, str, str]) -> Fault:
+    return Fault(name, sentence, tuple(Edit(*edit) for edit in edits))
+
+
+_REQUESTS = "projections.requests:"
+_FOLD = "scheduler.fold:"
+_PLAN = "scheduler.planning:"
+_COMPLETION = "scheduler.completion:"
+_RESUME_GATE = "request.num_deliverable_stale_tokens > 0"
+
+EPOCHS = (
+    _fault(
+        "stale_accumulated",
+        "What turns stale is added to what was stale already, though that is still in flight and counted twice.",
+        (_REQUESTS + "raise_epoch", "request.num_stale_output_tokens =", "request.num_stale_output_tokens +="),
+    ),
+    _fault(
+        "in_flight_forgotten",
+        "A preemption sets the tokens in flight to zero, though their output will come.",
+        (_REQUESTS + "raise_epoch", "request.epoch += 1", "request.epoch += 1; request.num_in_flight_tokens = 0"),
+    ),
+    _fault(
+        "epoch_not_raised",
+        "A preemption leaves the epoch as it is, so that old output passes for new.",
+        (_REQUESTS + "raise_epoch", "request.epoch += 1", "pass"),
+    ),
+    _fault(
+        "placeholders_kept",
+        "A preempted request keeps the placeholders of what was in flight.",
+        (_REQUESTS + "raise_epoch", "request.num_output_placeholders = 0", "pass"),
+    ),
+    _fault(
+        "drafts_kept",
+        "A preempted request keeps the drafts that were proposed for it.",
+        (_REQUESTS + "raise_epoch", "request.drafts = []", "pass"),
+    ),
+    _fault(
+        "stale_settles_placeholders",
+        "Stale output is subtracted from the placeholders of the new epoch.",
+        (
+            _REQUESTS + "settle_stale",
+            "request.num_stale_output_tokens -= n",
+            "request.num_stale_output_tokens -= n; request.num_output_placeholders -= 1",
+        ),
+    ),
+    _fault(
+        "stale_applies_rejections",
+        "The drafts that a stale step rejected are taken from what the new epoch has computed.",
+        (
+            _FOLD + "_stale_output_consumed",
+            "requests.settle_stale(request, n, deliverable)",
+            "requests.settle_stale(request, n, deliverable); request.num_computed_tokens -= n - count if count else 0",
+        ),
+    ),
+    _fault(
+        "accepted_counted",
+        "Stale output leaves the counters by the tokens that came back, not by those that were scheduled.",
+        (
+            _FOLD + "_stale_output_consumed",
+            "requests.settle_stale(request, n,",
+            "requests.settle_stale(request, count,",
+        ),
+    ),
+    _fault(
+        "finished_not_drained",
+        "Stale output of a request that has finished is skipped before it is counted.",
+        (
+            _FOLD + "_stale_output_consumed",
+            "requests.settle_stale(request, n, deliverable)",
+            "request.finish_reason or requests.settle_stale(request, n, deliverable)",
+        ),
+    ),
+    _fault(
+        "drop_not_sticky",
+        "A later preemption turns output that was to be dropped into output to deliver.",
+        ("projections.steps:mark_stale", 'if step.stale.get(entry) != "drop":', "if True:"),
+    ),
+    _fault(
+        "resume_before_drain",
+        "A preempted request comes back while its deliverable stale output is still in flight.",
+        (_PLAN + "_passed_over", _RESUME_GATE, "False"),
+        (_FOLD + "_admit", "assert request.num_deliverable_stale_tokens == 0", "assert True"),
+    ),
+    _fault(
+        "resume_before_drain_half",
+        "The same, in the plan only: the applier is still right.",
+        (_PLAN + "_passed_over", _RESUME_GATE, "False"),
+    ),
+    _fault(
+        "reset_delivers",
+        "A cache reset lets stale output through, though its positions will be sampled again.",
+        ("scheduler.decide:_reset_cache", '"cache_reset", "drop"', '"cache_reset", "deliver"'),
+    ),
+    _fault(
+        "pressure_drops",
+        "Preemption under memory pressure throws valid stale tokens away.",
+        ("scheduler.scratch:Plan.preempt", '"kv_pressure", "deliver"', '"kv_pressure", "drop"'),
+    ),
+    _fault(
+        "dropped_delivered",
+        "Output marked to be dropped is delivered all the same.",
+        (_COMPLETION + "complete_step", 'delivered=policy == "deliver" and count > 0', "delivered=count > 0"),
+        (_FOLD + "_stale_output_consumed", "assert deliverable or not delivered", "assert True"),
+    ),
+    _fault(
+        "stale_never_finishes",
+        "A stale token that is a stop token doesn't end the preempted request.",
+        (_COMPLETION + "complete_step", 'if count and policy != "drop":', "if count and policy is None:"),
+    ),
+)
+
+COMPLETION = (
+    _fault(
+        "rejected_stay_computed",
+        "Rejected drafts stay counted as computed.",
+        (_REQUESTS + "settle_drafts", "request.num_computed_tokens -= drafts + 1 - count", "pass"),
+    ),
+    _fault(
+        "trim_forgotten",
+        "What was accepted behind a stop token is delivered too.",
+        (
+            _COMPLETION + "_kept",
+            'ends.append(_end(request, "stop", i + 1, token, time_ns, refused=refused))\n            return tokens[: i + 1]',
+            'ends.append(_end(request, "stop", i + 1, token, time_ns, refused=refused))\n            return tokens',
+        ),
+    ),
+    _fault(
+        "length_before_stop",
+        "A stop token at the last place counts as running out of length.",
+        (
+            _COMPLETION + "_kept",
+            "if token in request.stop_ids and",
+            "if total < request.max_total_tokens and token in request.stop_ids and",
+        ),
+    ),
+    _fault(
+        "answer_twice",
+        "An answer that came before isn't refused.",
+        (_COMPLETION + "_expected_step", "or command.step < state.window.in_flight[0].step", ""),
+    ),
+    _fault(
+        "answers_out_of_order",
+        "An answer is taken for the oldest step's, whichever it is.",
+        (_COMPLETION + "_expected_step", "if command.step != step.step:", "if False:"),
+    ),
+    _fault(
+        "old_worker_trusted",
+        "An answer of a lost worker is taken for the new one's.",
+        (
+            _COMPLETION + "_expected_step",
+            "command.generation != state.worker_generation or not state.worker_alive",
+            "False",
+        ),
+        (_COMPLETION + "_expected_step", "or command.step < state.window.in_flight[0].step", ""),
+        (_COMPLETION + "_expected_step", "if command.step != step.step:", "if False:"),
+    ),
+    _fault(
+        "position_unchecked",
+        "Nobody asks for which position the worker sampled.",
+        (_COMPLETION + "_check_position", "if position != len(request.tokens):", "if False:"),
+    ),
+    _fault(
+        "vocabulary_unchecked",
+        "A token that the model doesn't have is taken over.",
+        (_COMPLETION + "_check_shape", "max(command.token_ids) < vocab_size", "max(command.token_ids)"),
+    ),
+    _fault(
+        "statistics_of_kept",
+        "Acceptance counts what was kept after a stop or thrown away as stale, not what the verification accepted.",
+        (
+            _COMPLETION + "complete_step",
+            "columns.accepted.append(count - 1 if count else 0)",
+            "columns.accepted.append(len(tokens) - 1 if tokens else 0)",
+        ),
+    ),
+    _fault(
+        "refusal_ignored",
+        "A request goes on with tokens that its grammar refuses.",
+        (_COMPLETION + "complete_step", "refused = entry in command.refused_entries", "refused = False"),
+    ),
+    _fault(
+        "finish_keeps_blocks",
+        "A finished request keeps its blocks and its marks.",
+        (_FOLD + "_request_finished", "_end_epoch(state, request, deliver=False)", "pass"),
+    ),
+    _fault(
+        "finish_stays_queued",
+        "A finished request stays in its queue.",
+        (_FOLD + "_request_finished", "queues.leave(state.queues, request)", "pass"),
+    ),
+)
+
+BLOCKS = (
+    _fault(
+        "free_before_fence",
+        "A victim's blocks are free at once, while a step in flight may still write them.",
+        (
+            _FOLD + "_end_epoch",
+            "blocks.release(state.pool, released, fence)",
+            "blocks.release(state.pool, released, None)",
+        ),
+    ),
+    _fault(
+        "fence_lifted_early",
+        "A fence is lifted when any step comes back.",
+        ("projections.blocks:_lift_fences", "if fence > step:", "if False:"),
+    ),
+    _fault(
+        "fenced_victim_counts_for_nothing",
+        "Blocks behind a fence are no reason to wait: one more request gives way.",
+        (_PLAN + "_make_room", "if plan.free.num_free + plan.free.num_fenced >= missing:", "if False:"),
+    ),
+    _fault(
+        "published_at_schedule",
+        "A block is published as soon as one of its places is scheduled, not when all are.",
+        (
+            _FOLD + "_publish_filled",
+            "full = request.num_computed_tokens // state.pool.block_size",
+            "full = -(-request.num_computed_tokens // state.pool.block_size)",
+        ),
+    ),
+    _fault(
+        "never_revoked",
+        "What was published stays findable when the worker that held it is lost.",
+        (
+            _FOLD + "_worker_lost",
+            "state.pool = blocks.BlockPool(config.num_blocks, config.block_size)",
+            """kept = state.pool; state.pool = blocks.BlockPool(config.num_blocks, config.block_size)
+    for content_hash, block in kept.block_by_hash.items():
+        state.pool.hashes[block] = content_hash; state.pool.block_by_hash[content_hash] = block
+        del state.pool.free_blank[block]; state.pool.free_cached[block] = None""",
+        ),
+    ),
+    _fault(
+        "rejected_published",
+        "A block is published with the last token's place in it, which was never computed.",
+        (
+            _FOLD + "_resolve",
+            "(len(request.tokens) - 1) // state.pool.block_size",
+            "len(request.tokens) // state.pool.block_size",
+        ),
+    ),
+    _fault(
+        "published_for_another_epoch",
+        "A step publishes for a request that has since been preempted.",
+        (_FOLD + "_resolve", "if request.epoch != epoch:", "if False:"),
+    ),
+    _fault(
+        "hits_ignored",
+        "A known prefix is computed again.",
+        (_PLAN + "_prefix_hit", "length = found.index(None) if None in found else len(found)", "length = 0"),
+    ),
+    _fault(
+        "whole_prompt_hit",
+        "A prompt that is known whole is hit whole: nothing is left to sample from.",
+        (
+            _PLAN + "_prefix_hit",
+            "(len(request.tokens) - 1) // pool.block_size",
+            "len(request.tokens) // pool.block_size",
+        ),
+    ),
+    _fault(
+        "salt_ignored",
+        "Tenants with different salts share blocks.",
+        (_REQUESTS + "root_hash", "\\x00{cache_salt}", ""),
+    ),
+    _fault(
+        "adapter_ignored",
+        "Requests of different adapters share blocks.",
+        (_REQUESTS + "root_hash", "{adapter}\\x00", ""),
+    ),
+    _fault(
+        "parent_ignored",
+        "A block's hash leaves out what comes before it.",
+        (
+            _REQUESTS + "block_hash",
+            "hashlib.sha256(parent + packed_tokens + media)",
+            "hashlib.sha256(packed_tokens + media)",
+        ),
+    ),
+    _fault(
+        "media_ignored",
+        "Two pictures are the same picture: their places hold the same tokens.",
+        (
+            _REQUESTS + "block_hash",
+            "hashlib.sha256(parent + packed_tokens + media)",
+            "hashlib.sha256(parent + packed_tokens)",
+        ),
+    ),
+    _fault(
+        "share_uncounted",
+        "Sharing a block doesn't count one more owner.",
+        (
+            "projections.blocks:share",
+            "counts[block] += 1",
+            "counts[block] = counts[block] or 1",
+        ),
+    ),
+    _fault(
+        "hash_survives_taking",
+        "A cached block that is taken is still found by its old hash.",
+        ("projections.blocks:take", "_unpublish(pool, block)", "pool.hashes[block] = None"),
+    ),
+    _fault(
+        "reset_keeps_hashes",
+        "A cache reset forgets nothing.",
+        (_FOLD + "_cache_reset", "blocks.forget_content(state.pool)", "pass"),
+    ),
+    _fault(
+        "reset_keeps_encoder",
+        "A cache reset forgets the blocks and keeps the encoder's outputs.",
+        (_FOLD + "_cache_reset", "state.encoder = EncoderCache(state.config.encoder_cache_tokens)", "pass"),
+    ),
+    _fault(
+        "loss_keeps_blocks",
+        "A request that a lost worker held keeps its block table.",
+        (_FOLD + "_start_over", "requests.forget_computed(request)", "pass"),
+    ),
+    _fault(
+        "most_recent_first",
+        "Of the cached blocks the one used last is evicted first.",
+        ("scheduler.scratch:FreeBlocks.__init__", "iter(pool.free_cached)", "reversed(pool.free_cached)"),
+    ),
+    _fault(
+        "cached_before_blank",
+        "Cached blocks are taken while blank ones are free.",
+        (
+            "scheduler.scratch:FreeBlocks.__init__",
+            "self._blank: Iterator[int] = reversed(pool.free_blank)",
+            "self._blank: Iterator[int] = reversed(list(pool.free_blank)[1:])",
+        ),
+    ),
+    _fault(
+        "head_first",
+        "A table is given back head first, so that the head of a prefix goes first.",
+        ("projections.blocks:release", "for block in reversed(block_ids):", "for block in block_ids:"),
+    ),
+)
+
+PLANNING = (
+    _fault(
+        "early_stop_late",
+        "One step too many is planned for a request whose last token is in flight.",
+        (_PLAN + "_plan_running", "if end >= request.max_total_tokens:", "if end > request.max_total_tokens:"),
+    ),
+    _fault(
+        "early_stop_early",
+        "A request's last token is never planned.",
+        (_PLAN + "_plan_running", "if end >= request.max_total_tokens:", "if end >= request.max_total_tokens - 1:"),
+    ),
+    _fault(
+        "window_overfull",
+        "One step more than the window holds is planned.",
+        (_PLAN + "plan_step", "len(state.window.in_flight) >= state", "len(state.window.in_flight) > state"),
+    ),
+    _fault(
+        "one_seat_more",
+        "One request more than there are seats comes in.",
+        (
+            _PLAN + "_plan_waiting",
+            "plan.num_running >= plan.state.config.max_num_seqs",
+            "plan.num_running > plan.state.config.max_num_seqs",
+        ),
+    ),
+    _fault(
+        "budget_ignored",
+        "A prompt takes all the tokens that it wants.",
+        (
+            "scheduler.shaping:capped",
+            "return min(wanted, token_budget, cap) if cap else min(wanted, token_budget)",
+            "return min(wanted, cap) if cap else wanted",
+        ),
+        ("scheduler.scratch:Plan.note_shape", "assert 1 <= n <= self.token_budget", "assert 1 <= n"),
+    ),
+    _fault(
+        "prefill_cap_ignored",
+        "One long prompt takes the whole step.",
+        (
+            "scheduler.shaping:capped",
+            "min(wanted, token_budget, cap) if cap else",
+            "min(wanted, token_budget) if cap else",
+        ),
+    ),
+    _fault(
+        "watermark_ignored",
+        "The last free blocks go to a newcomer.",
+        (_PLAN + "_needed_blocks", "config.watermark_blocks if plan.num_running else 0", "0"),
+    ),
+    _fault(
+        "full_fit_ignored",
+        "A request comes in that has room for its first chunk only.",
+        (_PLAN + "_needed_blocks", "if not config.admit_full_sequence:", "if True:"),
+    ),
+    _fault(
+        "admission_after_preemption",
+        "A step that takes somebody's blocks lets another in.",
+        (_PLAN + "plan_step", "if not plan.preemptions and not plan.starved:", "if True:"),
+    ),
+    _fault(
+        "cadence_ignored",
+        "A request samples in every step of a pipeline.",
+        ("scheduler.shaping:running", "if too_close or request.grammar:", "if request.grammar:"),
+    ),
+    _fault(
+        "cadence_forgotten",
+        "The step in which a request sampled last isn't kept.",
+        (_REQUESTS + "schedule", "request.last_sampling_step = step", "pass"),
+    ),
+    _fault(
+        "pause_ignored",
+        "A paused engine plans on.",
+        (_PLAN + "plan_step", 'if state.paused == "all":', "if False:"),
+    ),
+    _fault(
+        "pause_of_new_ignored",
+        "A newcomer comes in while only those who ran may.",
+        (_PLAN + "_passed_over", "or (held_back and never_ran)", ""),
+    ),
+    _fault(
+        "drain_admits",
+        "A draining engine takes submissions.",
+        ("scheduler.admission:submit_request", 'if state.paused == "drain":', "if False:"),
+    ),
+    _fault(
+        "grammar_gate_ignored",
+        "A request runs before its grammar is compiled.",
+        (_PLAN + "_passed_over", "or request.waits_for_grammar", ""),
+    ),
+    _fault(
+        "grammar_runs_ahead",
+        "A constrained request samples while its last token is still in flight.",
+        ("scheduler.shaping:running", "if too_close or request.grammar:", "if too_close:"),
+    ),
+    _fault(
+        "drafts_not_cleared",
+        "Drafts stay attached after the step that verifies them.",
+        (_REQUESTS + "schedule_drafts", "request.drafts = []", "pass"),
+    ),
+    _fault(
+        "drafts_past_the_end",
+        "Drafts may pass a request's last token.",
+        ("scheduler.shaping:_most_drafts", ", request.max_total_tokens - certain - 1)", ")"),
+        (
+            _PLAN + "_plan_running",
+            "max(min(num_drafts, plan.token_budget - 1, request.max_total_tokens - end - 1), 0)",
+            "max(min(num_drafts, plan.token_budget - 1), 0)",
+        ),
+    ),
+    _fault(
+        "batch_size_ignored",
+        "A large batch drafts as much as a small one.",
+        ("scheduler.scratch:drafts_for_batch", "if num_running <= batch:", "if True:"),
+    ),
+    _fault(
+        "decided_by_address",
+        "A decision depends on where an object lies in memory.",
+        (
+            _PLAN + "_needed_blocks",
+            "config, block_size =",
+            "if (id(object()) >> 4) % 2 and plan.num_running: return 1 << 30\n    config, block_size =",
+        ),
+    ),
+    _fault(
+        "event_aliased",
+        "A request's block table is the very list that the journal's event holds.",
+        (
+            _FOLD + "_allocate",
+            "request.block_ids.extend(block_ids)",
+            "request.block_ids = request.block_ids + block_ids if request.block_ids else block_ids",
+        ),
+        (
+            _REQUESTS + "forget_computed",
+            "released, request.block_ids = request.block_ids, []",
+            "released = request.block_ids[:]; request.block_ids.clear()",
+        ),
+    ),
+)
+
+POLICIES = (
+    _fault(
+        "priority_ignored",
+        "Priority doesn't count in the order.",
+        ("projections.queues:_priority_key", "(request.priority, request.handle)", "(0, request.handle)"),
+    ),
+    _fault(
+        "victim_by_age",
+        "The youngest gives way, whatever its priority.",
+        (
+            _PLAN + "_make_room",
+            "victim = running[plan.num_running - 1]",
+            "victim = max(running[: plan.num_running], key=lambda r: r.handle)",
+        ),
+    ),
+    _fault(
+        "victim_from_the_front",
+        "The first in the order gives way.",
+        (_PLAN + "_make_room", "victim = running[plan.num_running - 1]", "victim = running[0]"),
+    ),
+    _fault(
+        "newcomer_at_the_end",
+        "Whoever enters a queue goes to its end.",
+        (
+            "projections.queues:enter",
+            "queue.insert(bisect_left(queue, request.queue_key, key=_by_key), request)",
+            "queue.append(request)",
+        ),
+    ),
+    _fault(
+        "share_tag_not_advanced",
+        "What a tenant gets isn't charged to it.",
+        (
+            "projections.queues:_fair_share_key",
+            "queues.tenant_tags[request.tenant] = start + cost",
+            "queues.tenant_tags[request.tenant] = start",
+        ),
+    ),
+    _fault(
+        "share_clock_stopped",
+        "Virtual time stands still: a tenant that was away has saved up.",
+        (
+            "projections.queues:enter",
+            "if status is RUNNING and request.queue_key[0] > queues.virtual_now:",
+            "if False:",
+        ),
+    ),
+    _fault(
+        "share_weight_ignored",
+        "All tenants have the same share.",
+        ("projections.queues:_fair_share_key", "config.tenant_weights.get(request.tenant, 1)", "1"),
+    ),
+    _fault(
+        "not_reordered",
+        "A new configuration leaves the requests in the old one's order.",
+        (_FOLD + "_engine_opened", "queues.reorder(state.queues, event.config)", "pass"),
+    ),
+    _fault(
+        "capacity_unchecked",
+        "A reopened engine keeps what it can't hold.",
+        ("scheduler.recovery:open_engine", "if not _can_hold(r, config)", "if False"),
+    ),
+)
+
+SESSIONS = (
+    _fault(
+        "rewind_keeps_hash",
+        "The next turn keeps the hash of a block whose last token it replaces.",
+        (_REQUESTS + "begin_turn", "del request.block_hashes[len(request.tokens) // config.block_size :]", "pass"),
+    ),
+    _fault(
+        "rewind_keeps_in_flight",
+        "The end of a turn leaves what is in flight current.",
+        (_FOLD + "_session_turn_ended", 'steps.mark_stale(state.window, request, "drop")', "pass"),
+        (_FOLD + "_session_turn_ended", "requests.raise_epoch(request, 0)", "pass"),
+    ),
+    _fault(
+        "rewind_keeps_computed",
+        "The end of a turn keeps as computed what was only promised.",
+        (_REQUESTS + "end_turn", "request.num_computed_tokens = request.next_position", "pass"),
+    ),
+    _fault(
+        "last_token_kept",
+        "The turn's last token stays in the context of the next.",
+        (_REQUESTS + "begin_turn", "del request.tokens[-1]", "pass"),
+    ),
+    _fault(
+        "chunk_applied_twice",
+        "A chunk of input stays queued when it has been applied.",
+        (_FOLD + "_begin_turn", "request.chunks.popleft()", "request.chunks[0]"),
+    ),
+    _fault(
+        "sampling_of_the_last_turn",
+        "A turn is sampled as the turn before.",
+        (_REQUESTS + "begin_turn", "request.sampling = chunk.sampling", "pass"),
+    ),
+    _fault(
+        "session_in_two_queues",
+        "A session waits for input and runs on.",
+        (_FOLD + "_session_turn_ended", "queues.leave(state.queues, request)", "pass"),
+    ),
+    _fault(
+        "session_in_no_queue",
+        "A session that waits for input is in no queue.",
+        (_FOLD + "_session_turn_ended", "queues.enter(state.queues, request, IDLE)", "pass"),
+    ),
+    _fault(
+        "sessions_never_give_way",
+        "Sessions keep their blocks while others wait for them.",
+        ("scheduler.scratch:Plan.reclaim_session", "if session.block_ids and", "if False and"),
+    ),
+    _fault(
+        "reclaimed_while_shared",
+        "A session's blocks are taken that a newcomer of the same step shares.",
+        (
+            "scheduler.scratch:Plan._keeps_blocks",
+            "any(not set(session.block_ids).isdisjoint(newcomer.hit_block_ids) for newcomer in self.admissions)",
+            "False",
+        ),
+    ),
+    _fault(
+        "expiry_off_by_one",
+        "A session that has been idle for exactly as long as it may lives on.",
+        (
+            "scheduler.sessions:expire_sessions",
+            "r.idle_since_ns <= command.idle_before_ns",
+            "r.idle_since_ns < command.idle_before_ns",
+        ),
+    ),
+)
+
+ENCODER = (
+    _fault(
+        "encoder_evicted_while_used",
+        "An encoder output may go while a request still needs it.",
+        ("projections.encoder:use", "cache.evictable.pop(digest, None)", "pass"),
+    ),
+    _fault(
+        "encoder_released_early",
+        "An encoder output is let go before the places that it fills are certain.",
+        (
+            _FOLD + "_output_delivered",
+            "_let_go_media(state, request, request.next_position)",
+            "_let_go_media(state, request, request.num_computed_tokens)",
+        ),
+    ),
+    _fault(
+        "encoder_leaked",
+        "A request that lost its place keeps its hold on the encoder's outputs.",
+        (_FOLD + "_end_epoch", "_let_go_media(state, request)", "pass"),
+    ),
+    _fault(
+        "encoder_first_of_two",
+        "The first of two equal pictures lets go of both.",
+        (
+            _FOLD + "_let_go_media",
+            "if not any(request.media[i].digest == media.digest for i in request.media_held):",
+            "if True:",
+        ),
+    ),
+    _fault(
+        "encoder_budget_ignored",
+        "The encoder does more in a step than it may.",
+        ("scheduler.scratch:EncoderRoom.propose", "media.num_tokens > budget or going is None", "going is None"),
+    ),
+    _fault(
+        "encoder_not_waited_for",
+        "Places are computed before the encoder's output for them is there.",
+        (
+            "scheduler.scratch:EncoderRoom.propose",
+            "return EncoderProposal(max(media.start - first, 0), items, evictions)",
+            "continue",
+        ),
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*EPOCHS, *COMPLETION, *BLOCKS, *PLANNING, *POLICIES, *SESSIONS, *ENCODER)
