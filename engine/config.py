@@ -5,14 +5,16 @@ pydantic checks types and ranges; what leaves this module are the frozen message
 """
 
 import reprlib
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from refold.engine.models import Model
 from refold.journal.errors import Rejected
-from refold.journal.events import EngineConfig, Policy, Sampling
+from refold.journal.events import EngineConfig, Policy, Sampling, Speculation
 from refold.journal.store import DEFAULT_STREAM
+from refold.scheduler.admission import MAX_NAME_CHARS
+from refold.scheduler.recovery import MAX_TENANT_WEIGHT
 
 KV_BUDGET_BYTES = 512 << 20
 """What the default pool may take; `num_blocks` overrules it."""
@@ -20,6 +22,9 @@ KV_BUDGET_BYTES = 512 << 20
 DEFAULT_NUM_BLOCKS = 4_096
 MAX_SEED = 2**63 - 1
 _MAX_INT = 2**31 - 1
+_MAX_IDLE_S = 10.0**9
+_Weight = Annotated[int, Field(ge=1, le=MAX_TENANT_WEIGHT)]
+_BatchAndDrafts = tuple[Annotated[int, Field(ge=1, le=1 << 16)], Annotated[int, Field(ge=0, le=8)]]
 _CONFIG = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -99,11 +104,18 @@ class EngineArgs(_Checked):
         max_num_batched_tokens: tokens computed per step, at most.
         max_model_len: tokens per request, prompt and output; None for what the model can.
         max_in_flight_steps: steps scheduled ahead of the worker's answer; 1 is synchronous scheduling.
-        policy: `fcfs`, or `priority` (small numbers first).
+        policy: `fcfs`, `priority` (small numbers first), or `fair_share` (tenants by their weights).
+        tenant_weights: a tenant's share under `fair_share`; 1 for those not named.
         enable_prefix_caching: share the KV blocks of equal prefixes.
         long_prefill_token_threshold: cap on one request's prefill per step; 0 for none.
         watermark_blocks: blocks kept free at admission while something runs.
         admit_full_sequence: admit a request when all its known tokens fit, not just its first chunk.
+        decode_stagger: steps between two samples of one request in flight; more than 1 suits a pipeline of devices.
+        speculation: `off`, or drafts from the prompt look-up (`ngram`) or the worker (`worker`); the simulated model only.
+        num_speculative_tokens: drafts per request and step, at most.
+        speculation_by_batch: pairs (batch size, drafts), ascending: up to that many running requests, at most that many
+            drafts each, and none in a larger batch; empty for no such rule.
+        session_idle_s: seconds after which a session that waits for input is closed; None for never.
         seed: root of the seeds drawn for requests that bring none; None draws one.
         threads: CPU threads of the worker; None for its own choice.
     """
@@ -122,13 +134,32 @@ class EngineArgs(_Checked):
     max_num_batched_tokens: int = Field(default=512, ge=1, le=1 << 20, description="1 to 1048576")
     max_model_len: int | None = Field(default=None, ge=2, le=1 << 24, description="2 to the model's length, or None")
     max_in_flight_steps: int = Field(default=2, ge=1, le=8, description="1 to 8")
-    policy: Policy = Field(default="fcfs", description="'fcfs' or 'priority'")
+    policy: Policy = Field(default="fcfs", description="'fcfs', 'priority' or 'fair_share'")
+    tenant_weights: dict[str, _Weight] = Field(
+        default={}, max_length=1 << 16, description=f"a dict from tenant to a weight of 1 to {MAX_TENANT_WEIGHT}"
+    )
     enable_prefix_caching: bool = Field(default=True, description="True or False")
     long_prefill_token_threshold: int = Field(default=0, ge=0, le=1 << 24, description="0 (no cap) to 16777216")
     watermark_blocks: int = Field(default=0, ge=0, le=1 << 24, description="0 to less than num_blocks")
     admit_full_sequence: bool = Field(default=True, description="True or False")
+    decode_stagger: int = Field(default=1, ge=1, le=8, description="1 to 8")
+    speculation: Speculation = Field(default="off", description="'off', 'ngram' or 'worker'")
+    num_speculative_tokens: int = Field(default=3, ge=1, le=8, description="1 to 8")
+    speculation_by_batch: tuple[_BatchAndDrafts, ...] = Field(
+        default=(), max_length=64, strict=False, description="pairs (batch size, 0 to 8 drafts), e.g. ((8, 4), (32, 1))"
+    )
+    session_idle_s: float | None = Field(
+        default=None, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds, at most 10^9, or None"
+    )
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "EngineArgs":
+        complaint = _complaint_of_tenants(self) or _complaint_of_batches(self)
+        if complaint:
+            raise ValueError(complaint)
+        return self
 
     def resolve(self, model: Model) -> EngineConfig:
         """All that decisions depend on, for this model.
@@ -140,6 +171,11 @@ class EngineArgs(_Checked):
         if max_model_len > model.max_model_len:
             raise Rejected(
                 f"max_model_len is {max_model_len}: model {model.name!r} takes {model.max_model_len} at most"
+            )
+        if self.speculation != "off" and not model.verifies_drafts:
+            raise Rejected(
+                f"speculation is {self.speculation!r}: the worker of model {model.name!r} can't verify drafts yet; set it to "
+                "'off', or use the model 'simulated'"
             )
         num_blocks = _default_num_blocks(model, self.block_size) if self.num_blocks is None else self.num_blocks
         if self.watermark_blocks >= num_blocks:
@@ -162,6 +198,11 @@ class EngineArgs(_Checked):
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             watermark_blocks=self.watermark_blocks,
             admit_full_sequence=self.admit_full_sequence,
+            decode_stagger=self.decode_stagger,
+            speculation=self.speculation,
+            num_speculative_tokens=0 if self.speculation == "off" else self.num_speculative_tokens,
+            speculation_by_batch=self.speculation_by_batch,
+            tenant_weights=self.tenant_weights,
         )
 
 
@@ -177,10 +218,16 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     max_in_flight_steps: int
     policy: Policy
+    tenant_weights: dict[str, int]
     enable_prefix_caching: bool
     long_prefill_token_threshold: int
     watermark_blocks: int
     admit_full_sequence: bool
+    decode_stagger: int
+    speculation: Speculation
+    num_speculative_tokens: int
+    speculation_by_batch: tuple[tuple[int, int], ...]
+    session_idle_s: float | None
     seed: int | None
     threads: int | None
 
@@ -195,6 +242,22 @@ def short(value: object) -> str:
     except Exception:  # noqa: BLE001 - it is not our object
         return f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _complaint_of_tenants(args: EngineArgs) -> str:
+    if args.tenant_weights and args.policy != "fair_share":
+        return f"tenant_weights is given with policy {args.policy!r}: they count under 'fair_share' only"
+    for name in args.tenant_weights:
+        if len(name) > MAX_NAME_CHARS or not name.isprintable():
+            return f"tenant_weights names {short(name)}: give tenants of at most {MAX_NAME_CHARS} printable characters"
+    return ""
+
+
+def _complaint_of_batches(args: EngineArgs) -> str:
+    sizes = [size for size, _ in args.speculation_by_batch]
+    if sizes != sorted(set(sizes)):
+        return f"speculation_by_batch has batch sizes {short(sizes)}: give them in ascending order, each once"
+    return ""
 
 
 def _default_num_blocks(model: Model, block_size: int) -> int:

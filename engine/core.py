@@ -20,9 +20,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from refold.engine.delivery import Delivery, Trail
+from refold.engine.idleness import IdleLimit
 from refold.engine.inbox import Inbox
 from refold.engine.logs import get_logger
 from refold.engine.messages import (
@@ -30,6 +31,7 @@ from refold.engine.messages import (
     Durable,
     EngineStopped,
     JournalFailed,
+    Look,
     StepDone,
     Stop,
     WorkerFailed,
@@ -62,6 +64,7 @@ DIGEST_EVERY_RECORDS = 256
 CLOSE_PATIENCE_S = 60.0
 
 Durability = Literal["synced", "buffered"]
+T = TypeVar("T")
 
 
 class _FoldBroken(Exception):
@@ -89,6 +92,7 @@ class EngineCore:
         totals: Totals,
         make_worker: Callable[[], Worker],
         durability: Durability = "synced",
+        session_idle_s: float | None = None,
     ) -> None:
         self.state = state
         self.totals = totals
@@ -99,12 +103,14 @@ class EngineCore:
         self._seat = WorkerSeat(make_worker, self._inbox.put)
         self._opened_writer: JournalWriter | None = None
         self._trail = Trail(delivery, is_synced=durability == "synced")
+        self._idle_limit = IdleLimit(session_idle_s, time.time_ns())
         self._records_since_digest = 0
         self._closing_until_s: float | None = None
         self._log = get_logger()
         self._thread = threading.Thread(target=self._run, name="refold-engine", daemon=True)
         self._receivers: dict[type, Callable[[Any], None]] = {
             Ask: self._asked,
+            Look: self._looked,
             Durable: self._became_durable,
             JournalFailed: self._journal_failed,
             Stop: self._stop_asked,
@@ -137,6 +143,13 @@ class EngineCore:
         if not self._inbox.put(ask):
             raise self.why_stopped()
         return ask.reply
+
+    def look(self, read: Callable[[State], T]) -> "Future[T]":
+        """Put a client's question about the state into the inbox. Raises as `ask`."""
+        look = Look(read)
+        if not self._inbox.put(look):
+            raise self.why_stopped()
+        return look.reply
 
     def on_durable(self, position: int) -> None:
         """The writer's callback."""
@@ -176,7 +189,7 @@ class EngineCore:
     def _run(self) -> None:
         try:
             while not self._is_done():
-                for message in self._inbox.wait(self._closing_until_s):
+                for message in self._inbox.wait(self._wake_at_s()):
                     self._receivers[type(message)](message)
                 self._schedule()
             self._close_in_order()
@@ -189,10 +202,19 @@ class EngineCore:
         finally:
             self._end()
 
+    def _wake_at_s(self) -> float | None:
+        """When to go on though nobody writes, on the clock of `time.monotonic`; None for never."""
+        if self._closing_until_s is not None:
+            return self._closing_until_s
+        left_s = self._idle_limit.seconds_left(self.state, time.time_ns())
+        return None if left_s is None else time.monotonic() + left_s
+
     def _schedule(self) -> None:
-        """Fill the window, unless the disk is too far behind or the engine is closing."""
+        """Close idle sessions and fill the window, unless the disk is too far behind or the engine is closing."""
         if self._closing_until_s is not None:
             return
+        if (command := self._idle_limit.overdue(self.state, time.time_ns())) is not None:
+            self._turn(command)
         while self._writer.has_room:
             if self._lawful_turn(ScheduleStep()) is None:
                 if (report := stall(self.state)) is not None:
@@ -249,6 +271,16 @@ class EngineCore:
             self._log.exception("command_failed", request=ask.request_id)
             ask.reply.set_exception(violation("this command", error))
 
+    def _looked(self, look: Look) -> None:
+        """Answer a client's question; one that fails is nobody else's."""
+        if self._closing_until_s is not None:
+            look.reply.set_exception(self.why_stopped())
+            return
+        try:
+            look.reply.set_result(look.read(self.state))
+        except Exception as error:  # noqa: BLE001 - a bug of ours in one answer is not everybody's end
+            look.reply.set_exception(violation("this question", error))
+
     def _became_durable(self, message: Durable) -> None:
         self._trail.became_durable(message.position)
 
@@ -274,6 +306,7 @@ class EngineCore:
             counts=output.counts,
             token_ids=output.token_ids,
             positions=output.positions,
+            time_ns=time.time_ns(),
         )
         try:
             self._lawful_turn(command)
@@ -320,14 +353,14 @@ class EngineCore:
             self._trail.became_durable(self._writer.close())
         except Exception as error:  # noqa: BLE001 - the others must still be told
             self.cause = self.cause or violation("the last delivery", error)
-        asks = self._trail.asks()
-        asks += [message for message in self._inbox.close() if isinstance(message, Ask)]
+        replies = [ask.reply for ask in self._trail.asks()]
+        replies += [message.reply for message in self._inbox.close() if isinstance(message, Ask | Look)]
         cause = self.why_stopped()
         if self.cause is not None:
             self._log.error("engine_stopped", reason=one_line(cause), position=self._writer.durable_position)
         self.delivery.fail(cause)
-        for ask in asks:
-            ask.reply.set_exception(cause)
+        for reply in replies:
+            reply.set_exception(cause)
         if not self.ready.done():
             self.ready.set_exception(cause)
         self._seat.join()

@@ -18,7 +18,7 @@ from refold.engine.logs import get_logger
 from refold.engine.messages import Ask
 from refold.journal.errors import RefoldError
 from refold.journal.events import Event, FinishReason
-from refold.projections.outbox import Outbox, Output
+from refold.projections.outbox import Outbox, Output, TurnEnd
 
 
 class Reader:
@@ -44,16 +44,23 @@ class Reader:
 
 
 class Chunk:
-    """What a reader found: tokens from output index `index` on, and the end if this is it."""
+    """What a reader found: tokens from output index `index` on, of one turn, and the end if this is it.
 
-    __slots__ = ("finish_reason", "index", "message", "stop_token_id", "token_ids")
+    `turn_reason` is set if this ends a session's turn, `finish_reason` if it ends the request; it can do both.
+    """
 
-    def __init__(self, index: int, token_ids: list[int], output: Output, *, is_last: bool) -> None:
+    __slots__ = ("finish_reason", "index", "message", "stop_token_id", "token_ids", "turn_reason")
+
+    def __init__(
+        self, index: int, token_ids: list[int], output: Output, turn: TurnEnd | None, *, is_last: bool
+    ) -> None:
         self.index = index
         self.token_ids = token_ids
+        self.turn_reason: FinishReason | None = None if turn is None else turn.reason
         self.finish_reason: FinishReason | None = output.finish_reason if is_last else None
-        self.stop_token_id = output.stop_token_id if is_last else None
         self.message = output.message if is_last else ""
+        ended = turn or (output if is_last else None)
+        self.stop_token_id = None if ended is None else ended.stop_token_id
 
 
 class Delivery:
@@ -111,21 +118,28 @@ class Delivery:
         with self._lock:
             reader.answer()
             output, start = reader.output, reader.cursor
-            token_ids = output.token_ids[start:]
-            is_last = output.finish_reason is not None
+            turn = _turn_end_after(output, start)
+            token_ids = output.token_ids[start:] if turn is None else output.token_ids[start : turn.stop]
+            goes_on = turn is not None and turn.stop < len(output.token_ids)
+            is_last = output.finish_reason is not None and not goes_on
             if token_ids or is_last:
                 reader.cursor += len(token_ids)
-                if self._failure is not None and not is_last:
-                    self._ring(reader)  # one ring told of the tokens and of the end: the end needs one of its own
-                return Chunk(start, token_ids, output, is_last=is_last)
+                if goes_on or (self._failure is not None and not is_last):
+                    self._ring(reader)  # one ring told of these tokens and of what follows, which needs one of its own
+                return Chunk(start, token_ids, output, turn, is_last=is_last)
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
             return None
 
     def prior(self, output: Output, index: int) -> list[int]:
-        """The output tokens before index `index`."""
+        """The output tokens before index `index`, of the same turn."""
         with self._lock:
-            return output.token_ids[:index]
+            return output.token_ids[output.start_of(output.turn_of(index)) : index]
+
+    def has_turn(self, output: Output, index: int) -> bool:
+        """Whether output index `index` belongs to a turn that the session has input for."""
+        with self._lock:
+            return output.turn_of(index) < output.num_turns
 
     def _ring(self, reader: Reader) -> None:
         try:
@@ -140,6 +154,14 @@ class Delivery:
             readers.remove(reader)
         if not readers:
             self._readers.pop(reader.output.handle, None)
+
+
+def _turn_end_after(output: Output, index: int) -> TurnEnd | None:
+    """The end of the turn that output index `index` belongs to, if it is over."""
+    if not output.turn_ends:
+        return None
+    turn = output.turn_of(index)
+    return output.turn_ends[turn] if turn < len(output.turn_ends) else None
 
 
 class _Record(NamedTuple):

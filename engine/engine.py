@@ -19,27 +19,38 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import Future
+from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypedDict, Unpack, get_args
 
+from refold.engine.asking import abort_when_accepted, accepted, found, known
 from refold.engine.config import EngineArgs, EngineOptions, SamplingParams, short
 from refold.engine.life import Life, begin
 from refold.engine.messages import Ask, EngineStopped
 from refold.engine.models import MakeWorker
 from refold.engine.opening import Recovery
 from refold.engine.prompts import Prompt
+from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
 from refold.engine.streams import Completion, Delta, OnDelta, complete, follow
 from refold.engine.submissions import abort_of, check_request_id
 from refold.journal.errors import RefoldError, Rejected
-from refold.journal.events import EngineConfig
+from refold.journal.events import EngineConfig, PauseMode
 from refold.journal.store import JournalStore
-from refold.projections.outbox import Output
-from refold.scheduler.commands import ResetCache
+from refold.scheduler.commands import PauseEngine, ResetCache, ResumeEngine
+from refold.scheduler.stall import StallReport, stall_report
 
-__all__ = ["Completion", "Delta", "Engine", "EngineStopped", "Recovery", "Stats"]
+__all__ = ["Completion", "Delta", "Engine", "EngineStopped", "Recovery", "Session", "StallReport", "Stats"]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may go with any request; see `Engine.generate`."""
+
+    request_id: str | None
+    priority: int
+    cache_salt: str
+    tenant: str
 
 
 class Engine:
@@ -167,6 +178,7 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> AsyncGenerator[Delta, None]:
         """Submit a request and stream its output. Leaving the loop before its end aborts the request.
 
@@ -176,6 +188,7 @@ class Engine:
             request_id: 1 to 256 printable characters, never used before; None for one of the engine's making.
             priority: small runs first, under the policy `priority`.
             cache_salt: requests share cached prefixes only with those of the same salt.
+            tenant: whose share it counts against, under the policy `fair_share`.
 
         Yields:
             Deltas, indices without gap or repeat; the last one has a `finish_reason`.
@@ -185,45 +198,39 @@ class Engine:
             RefoldError: the engine stopped, for the reason that it carries.
         """
         life = self._live()
-        ask = life.desk.submission(prompt, sampling, request_id, priority, cache_salt)
+        ask = life.desk.submission(
+            prompt, sampling, request_id=request_id, priority=priority, cache_salt=cache_salt, tenant=tenant
+        )
         is_finished = False
         try:
-            output = await _accepted(life, ask)
+            output = await accepted(life.core, ask)
             async with contextlib.aclosing(follow(life.core.delivery, output, 0, life.desk.text_or_none)) as deltas:
                 async for delta in deltas:
                     is_finished = delta.finish_reason is not None
                     yield delta
         finally:
             if not is_finished:
-                _abort_when_accepted(life, ask)
+                abort_when_accepted(life.core, ask)
 
     async def submit(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Submit a request and let go of it; returns its id once it is in the journal. Arguments as for `generate`."""
         life = self._live()
-        ask = life.desk.submission(prompt, sampling, request_id, priority, cache_salt)
-        return (await _accepted(life, ask)).request_id
+        return (await accepted(life.core, life.desk.submission(prompt, sampling, **options))).request_id
 
     def enqueue(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
+        **options: Unpack[RequestOptions],
     ) -> str:
         """`submit`, for threads without an event loop."""
         life = self._live()
-        ask = life.desk.submission(prompt, sampling, request_id, priority, cache_salt)
-        return _known(life.core.ask(ask).result()).request_id
+        return known(life.core.ask(life.desk.submission(prompt, sampling, **options)).result()).request_id
 
     async def resume(self, request_id: str, after: int = -1) -> AsyncGenerator[Delta, None]:
         """Attach to a request that was submitted before, in this life of the engine or an earlier one.
@@ -239,16 +246,40 @@ class Engine:
             RefoldError: the engine stopped, for the reason that it carries.
         """
         life = self._live()
-        check_request_id(request_id)
-        if type(after) is not int or not -1 <= after < 2**31:
-            raise Rejected(f"after is {short(after)}: give the last index seen, or -1")
-        delivery = life.core.delivery
-        output = delivery.find(request_id)
-        if output is None:
-            output = await asyncio.to_thread(life.output, request_id)
-        async with contextlib.aclosing(follow(delivery, output, after + 1, life.desk.text_or_none)) as deltas:
+        output = await found(life, request_id, after)
+        stream = follow(life.core.delivery, output, after + 1, life.desk.text_or_none)
+        async with contextlib.aclosing(stream) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def open_session(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Session:
+        """Submit a request whose input comes in turns; `prompt` is the first one's. Arguments and errors as for `generate`.
+
+        Returns once it is in the journal. A session lives until it is closed, aborted or idle for `session_idle_s`.
+        """
+        life = self._live()
+        ask = life.desk.submission(prompt, sampling, resumable=True, **options)
+        try:
+            return Session(life, await accepted(life.core, ask), 0)
+        except BaseException:
+            abort_when_accepted(life.core, ask)
+            raise
+
+    async def attach_session(self, request_id: str, after: int = -1) -> Session:
+        """A session that was opened before, in this life of the engine or an earlier one. Arguments as for `resume`.
+
+        Raises:
+            NotFound: the journal has no such request.
+            Rejected: the request is no session.
+            RefoldError: the engine stopped, for the reason that it carries.
+        """
+        life = self._live()
+        output = await found(life, request_id, after)
+        if not output.is_session:
+            raise Rejected(f"request {request_id!r} is no session: resume it")
+        return Session(life, output, after + 1)
 
     def abort(self, request_id: str) -> None:
         """End a request with reason `abort`. Doesn't wait; of an id that is not live, nothing happens."""
@@ -266,6 +297,7 @@ class Engine:
         request_ids: Sequence[str | None] | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
         on_delta: OnDelta | None = None,
     ) -> list[Completion]:
         """Serve prompts to their end and return their completions, in order. Blocking; needs no event loop.
@@ -276,6 +308,7 @@ class Engine:
             request_ids: one for each, or None.
             priority: of all.
             cache_salt: of all.
+            tenant: of all.
             on_delta: called in this thread with every delta as it comes, of whichever request.
 
         Raises:
@@ -284,22 +317,23 @@ class Engine:
         """
         life = self._live()
         columns = (prompts, _one_each("sampling", sampling, prompts), _one_each("request_ids", request_ids, prompts))
-        asks = [life.desk.submission(*row, priority, cache_salt) for row in zip(*columns, strict=True)]
+        submit = partial(life.desk.submission, priority=priority, cache_salt=cache_salt, tenant=tenant)
+        asks = [submit(prompt, params, request_id=name) for prompt, params, name in zip(*columns, strict=True)]
         try:
             for ask in asks:
                 life.core.ask(ask)
-            outputs = [_known(ask.reply.result()) for ask in asks]
+            outputs = [known(ask.reply.result()) for ask in asks]
             return complete(life.core.delivery, outputs, life.desk.text_or_none, on_delta)
         except BaseException:
             for ask in asks:
-                _abort_when_accepted(life, ask)
+                abort_when_accepted(life.core, ask)
             raise
 
     def wait(self, request_ids: Sequence[str] | None = None, on_delta: OnDelta | None = None) -> list[Completion]:
         """Wait for requests that were submitted before, and return their completions. Blocking; aborts nothing.
 
         Args:
-            request_ids: whose; None for all that have not ended yet.
+            request_ids: whose; None for all that have not ended yet. A session ends when it is closed.
             on_delta: called in this thread with every delta, from the first token on.
 
         Raises:
@@ -326,6 +360,25 @@ class Engine:
             raise Rejected(f"reset_running is {short(reset_running)}: give True or False")
         self._live().core.ask(Ask(lambda _: ResetCache(reset_running=reset_running))).result()
 
+    def pause(self, mode: PauseMode = "all") -> None:
+        """Hold scheduling back until `unpause`, or until the engine closes. Blocks until this is in the journal.
+
+        Args:
+            mode: `all`, no step at all; `new`, nobody starts who has not run yet; `drain`, as `new`, and submissions are
+                rejected. Steps in flight come back and are delivered.
+        """
+        if mode not in get_args(PauseMode):
+            raise Rejected(f"mode is {short(mode)}: give 'all', 'new' or 'drain'")
+        self._live().core.ask(Ask(lambda _: PauseEngine(mode=mode))).result()
+
+    def unpause(self) -> None:
+        """Let scheduling go on. Blocks until this is in the journal; when nothing is paused, nothing happens."""
+        self._live().core.ask(Ask(lambda _: ResumeEngine())).result()
+
+    def stall_report(self) -> StallReport:
+        """Who can't be scheduled now and what each waits for, how many blocks are free, and who holds the rest. Printable."""
+        return self._live().core.look(stall_report).result()
+
     def stats(self) -> Stats:
         """The engine at a glance, read while it runs."""
         return snapshot(self._live().core)
@@ -336,30 +389,6 @@ def _as_url(journal: object) -> str:
     if isinstance(journal, str | PathLike):
         return str(journal)
     raise Rejected(f"journal is {short(journal)}: give sqlite:///FILE, a path, memory: or a store")
-
-
-async def _accepted(life: Life, ask: Ask) -> Output:
-    """Wait for the reply to a submission. A client that is cancelled meanwhile doesn't take the reply with it."""
-    return _known(await asyncio.shield(asyncio.wrap_future(life.core.ask(ask))))
-
-
-def _abort_when_accepted(life: Life, ask: Ask) -> None:
-    """Abort a submission whose client is gone, as soon as it is accepted.
-
-    Never before: if it is refused because its id is taken, the abort would hit the request that has the id.
-    """
-
-    def abort(reply: "Future[Output | None]") -> None:
-        if reply.exception() is None and ask.request_id is not None:
-            with contextlib.suppress(RefoldError):
-                life.core.ask(abort_of(ask.request_id))
-
-    ask.reply.add_done_callback(abort)
-
-
-def _known(output: Output | None) -> Output:
-    assert output is not None, "a request that is accepted is in the outbox"
-    return output
 
 
 def _one_each(what: str, given: Any, prompts: Sequence[Prompt]) -> list[Any]:

@@ -94,7 +94,9 @@ def _start(
 ) -> tuple[EngineCore, Recovery]:
     head = store.open_stream(args.stream)
     folded = fold_journal(store, args.stream, head)
-    core = EngineCore(folded.state, Delivery(folded.outbox), folded.totals, make_worker, args.durability)
+    core = EngineCore(
+        folded.state, Delivery(folded.outbox), folded.totals, make_worker, args.durability, args.session_idle_s
+    )
     writer = JournalWriter(store, args.stream, head, on_durable=core.on_durable, on_failed=core.on_journal_failed)
     try:
         core.start(writer, opening_commands(head, desk.root_seed, desk.config))

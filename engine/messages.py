@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from refold.gpu.batch import StepOutput
 from refold.journal.errors import InvariantViolation, JournalError, RefoldError, Rejected, WorkerLost
@@ -27,6 +28,14 @@ class Ask:
     make: Callable[[State], Command]
     request_id: str | None = None
     reply: "Future[Output | None]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A client's question about the state: `read` answers it in the engine's thread, between two turns."""
+
+    read: Callable[[State], Any]
+    reply: "Future[Any]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ class Detokenizes(Protocol):
 class Text(Protocol):
     """A model's tokenizer and chat template."""
 
-    def encode(self, text: str) -> list[int]:
-        """The prompt's tokens. Raises Rejected."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A text's tokens; without special tokens where it continues something. Raises Rejected."""
         ...
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -49,7 +49,7 @@ class Text(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model by name. `kv_bytes_per_token` is 0 where the cache costs nothing."""
+    """A model by name. `kv_bytes_per_token` is 0 where the cache costs nothing; `verifies_drafts`: its worker can speculate."""
 
     name: str
     fingerprint: str
@@ -59,6 +59,7 @@ class Model:
     kv_bytes_per_token: int
     make_worker: MakeWorker
     load_text: Callable[[], Text]
+    verifies_drafts: bool = False
 
 
 def find_model(name: str, threads: int | None = None) -> Model:
@@ -105,6 +106,7 @@ def _simulated(name: str, options: dict[str, int]) -> Model:
         kv_bytes_per_token=0,
         make_worker=lambda config: SimulatedWorker(config, options["step_ms"] / 1000),
         load_text=lambda: NumberText(vocab_size),
+        verifies_drafts=True,
     )
 
 
@@ -114,7 +116,7 @@ class NumberText:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002 - it has none
         """One token per byte of UTF-8."""
         return [byte % self._vocab_size for byte in text.encode()]
 

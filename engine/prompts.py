@@ -8,6 +8,7 @@ from refold.engine.models import Text
 from refold.journal.errors import Rejected
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Extension = str | Sequence[int]
 
 _MAX_CHARS_PER_TOKEN = 256
 
@@ -38,6 +39,28 @@ def prompt_token_ids(prompt: Prompt, text: Text | Rejected, vocab_size: int, max
         raise Rejected("the prompt is empty: give at least one character")
     check_text("the prompt", plain, max_model_len * _MAX_CHARS_PER_TOKEN)
     return _checked(text.encode(plain), vocab_size, max_model_len)
+
+
+def extension_token_ids(extension: Extension, text: Text | Rejected, vocab_size: int, max_model_len: int) -> list[int]:
+    """The tokens of a session's next input; none for nothing. Text is encoded without special tokens: it continues.
+
+    Raises:
+        Rejected: it is neither text nor token ids, too long, or has what no tokenizer takes.
+    """
+    if isinstance(extension, list | tuple) and not (extension and isinstance(extension[0], Mapping)):
+        return _checked(list(extension), vocab_size, max_model_len) if extension else []
+    if not isinstance(extension, str):
+        what = "a list of messages" if isinstance(extension, list | tuple) else f"a {type(extension).__name__}"
+        raise Rejected(
+            f"the extension is {what}: give text or token ids; a chat template renders whole conversations only"
+        )
+    if not extension:
+        return []
+    if isinstance(text, Rejected):
+        raise text.with_traceback(None)
+    check_text("the extension", extension, max_model_len * _MAX_CHARS_PER_TOKEN)
+    token_ids = text.encode(extension, add_special_tokens=False)
+    return _checked(token_ids, vocab_size, max_model_len) if token_ids else []
 
 
 def check_text(what: str, text: object, max_chars: int) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from refold.engine.core import EngineCore
+from refold.journal.events import PauseMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,8 @@ class Stats:
     Attributes:
         running: requests in the batch.
         waiting: requests in the queue, preempted ones included.
+        idle: sessions between two turns.
+        paused: how scheduling is held back; None if it isn't.
         in_flight_steps: steps that the worker has not answered.
         free_blocks: KV blocks that may be taken, of `num_blocks`.
         num_blocks: KV blocks in the pool.
@@ -28,6 +31,8 @@ class Stats:
 
     running: int
     waiting: int
+    idle: int
+    paused: PauseMode | None
     in_flight_steps: int
     free_blocks: int
     num_blocks: int
@@ -48,6 +53,8 @@ def snapshot(core: EngineCore) -> Stats:
     return Stats(
         running=len(state.queues.running),
         waiting=len(state.queues.waiting),
+        idle=len(state.queues.idle),
+        paused=state.paused,
         in_flight_steps=len(state.window.in_flight),
         free_blocks=state.pool.num_free,
         num_blocks=state.pool.num_blocks,

@@ -20,7 +20,7 @@ class Delta:
         index: output index of the first of `token_ids`; the next delta's is `index + len(token_ids)`.
         token_ids: one or more new tokens; empty only in a last delta that brings nothing but the end.
         text: what these tokens complete, whole characters only; a token that ended the request is not part of it.
-        finish_reason: set in the last delta, and only there.
+        finish_reason: set in the last delta, and only there; that of the turn, where a session's turn is read.
         message: why, where the reason is `error` or `capacity`.
     """
 
@@ -47,8 +47,10 @@ class Completion:
 OnDelta = Callable[[Delta], None]
 
 
-async def follow(delivery: Delivery, output: Output, cursor: int, text: Text | None) -> AsyncGenerator[Delta, None]:
-    """Deltas of one request from output index `cursor` to its end.
+async def follow(
+    delivery: Delivery, output: Output, cursor: int, text: Text | None, *, one_turn: bool = False
+) -> AsyncGenerator[Delta, None]:
+    """Deltas of one request from output index `cursor` to its end, or to the end of the turn that `cursor` is in.
 
     Raises:
         RefoldError: the engine stopped before the end.
@@ -63,8 +65,9 @@ async def follow(delivery: Delivery, output: Output, cursor: int, text: Text | N
             chunk = delivery.take(reader)
             if chunk is None:
                 continue
-            yield transcript.add(chunk)
-            if chunk.finish_reason is not None:
+            delta = transcript.add(chunk, one_turn=one_turn)
+            yield delta
+            if delta.finish_reason is not None:
                 return
     finally:
         delivery.detach(reader)
@@ -115,14 +118,14 @@ class Transcript:
         self._detokenizer: Detokenizes | None = None
         self.deltas: list[Delta] = []
 
-    def add(self, chunk: Chunk) -> Delta:
-        """The delta for the next chunk."""
+    def add(self, chunk: Chunk, *, one_turn: bool = False) -> Delta:
+        """The delta for the next chunk; with `one_turn`, the turn's end is the end."""
         return Delta(
             request_id=self._output.request_id,
             index=chunk.index,
             token_ids=chunk.token_ids,
             text=self._decode(chunk),
-            finish_reason=chunk.finish_reason,
+            finish_reason=(chunk.turn_reason if one_turn else None) or chunk.finish_reason,
             message=chunk.message,
         )
 
@@ -154,4 +157,7 @@ class Transcript:
         if chunk.stop_token_id is not None and token_ids and token_ids[-1] == chunk.stop_token_id:
             token_ids = token_ids[:-1]
         text = self._detokenizer.push(token_ids) if token_ids else ""
-        return text + self._detokenizer.flush() if chunk.finish_reason else text
+        if chunk.finish_reason or chunk.turn_reason:
+            text += self._detokenizer.flush()
+            self._detokenizer = None  # what a next turn says follows its input, not this
+        return text

@@ -15,11 +15,20 @@ import msgspec
 from refold.engine.config import SamplingParams
 from refold.engine.messages import Ask
 from refold.engine.models import Text
-from refold.engine.prompts import Prompt, check_priority, check_sampling, check_text, prompt_token_ids
+from refold.engine.prompts import (
+    Extension,
+    Prompt,
+    check_priority,
+    check_sampling,
+    check_text,
+    extension_token_ids,
+    prompt_token_ids,
+)
 from refold.journal.errors import Rejected
-from refold.journal.events import EngineConfig
-from refold.scheduler.admission import MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
-from refold.scheduler.commands import AbortRequest, SubmitRequest
+from refold.journal.events import EngineConfig, Sampling
+from refold.projections.requests import Request
+from refold.scheduler.admission import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
+from refold.scheduler.commands import AbortRequest, ExtendSession, SubmitRequest
 from refold.scheduler.state import State
 
 
@@ -40,9 +49,12 @@ class Desk:
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
+        *,
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
+        resumable: bool = False,
     ) -> Ask:
         """The question that submits a request.
 
@@ -57,9 +69,31 @@ class Desk:
             arrival_ns=time.time_ns(),
             priority=check_priority(priority),
             cache_salt=check_text("cache_salt", cache_salt, MAX_SALT_CHARS),
+            tenant=_check_tenant(tenant),
+            resumable=resumable,
         )
         make = (lambda _: command) if params.seed is not None else (lambda state: self._seeded(command, state))
         return Ask(make, command.request_id)
+
+    def extension(self, request_id: str, prompt: Extension, sampling: SamplingParams | None) -> Ask:
+        """The question that extends a session. What `sampling` leaves open stays as it was in the turn before.
+
+        Raises:
+            Rejected: as for `submission`.
+        """
+        params = None if sampling is None else check_sampling(sampling)
+        token_ids = extension_token_ids(prompt, self.text, self.config.vocab_size, self.config.max_model_len)
+        given = None if params is None else params.resolve(0, self.config.vocab_size)
+        keeps_seed = params is not None and params.seed is None
+
+        def make(state: State) -> ExtendSession:
+            before = _last_sampling(state.requests.find_live(request_id))
+            chosen = given or before
+            if keeps_seed:
+                chosen = msgspec.structs.replace(chosen, seed=before.seed)
+            return ExtendSession(request_id=request_id, token_ids=token_ids, sampling=chosen)
+
+        return Ask(make)
 
     def _seeded(self, command: SubmitRequest, state: State) -> SubmitRequest:
         seed = drawn_seed(self.root_seed, state.requests.next_handle)
@@ -72,6 +106,20 @@ def check_request_id(request_id: object) -> str:
     if not checked or not checked.isprintable():
         raise Rejected(f"request_id is {checked!a}: give 1 to {MAX_REQUEST_ID_CHARS} printable characters")
     return checked
+
+
+def _check_tenant(tenant: object) -> str:
+    checked = check_text("tenant", tenant, MAX_NAME_CHARS)
+    if not checked.isprintable():
+        raise Rejected(f"tenant is {checked!a}: give at most {MAX_NAME_CHARS} printable characters")
+    return checked
+
+
+def _last_sampling(session: Request | None) -> Sampling:
+    """The parameters of a session's last turn, one that is queued included. Any for one that isn't live: it is refused."""
+    if session is None:
+        return Sampling(seed=0, max_tokens=1)
+    return session.chunks[-1].sampling if session.chunks else session.sampling
 
 
 def abort_of(request_id: str) -> Ask:

@@ -1,7 +1,7 @@
 """The worker's seat: one worker sits in it at a time, and gets the orders.
 
 Orders follow from events: a scheduled step becomes a work order, with the tokens of each request that enters the batch and
-the slots that may be dropped. A worker that is lost gives the seat up to a new one, which starts with empty slots; too many
+the slots that may be dropped (a session's at the end of each turn: it comes in again with the blocks that it kept). A worker that is lost gives the seat up to a new one, which starts with empty slots; too many
 lost one after the other, and the first of their causes is the engine's end.
 """
 
@@ -11,7 +11,7 @@ from refold.engine.messages import WorkerMessage
 from refold.engine.worker_thread import WorkerThread
 from refold.gpu.batch import AdmittedRequest, Worker, WorkOrder
 from refold.journal.errors import RefoldError
-from refold.journal.events import Event, RequestFinished, RequestPreempted, StepScheduled
+from refold.journal.events import Event, RequestFinished, RequestPreempted, SessionTurnEnded, StepScheduled
 from refold.scheduler.state import State
 
 MAX_LOSSES = 3
@@ -48,7 +48,7 @@ class WorkerSeat:
         if isinstance(event, StepScheduled):
             assert self._thread is not None, "a step is scheduled for a worker"
             self._thread.send(self._order(state, event))
-        elif isinstance(event, RequestFinished | RequestPreempted) and event.handle in self._held:
+        elif isinstance(event, RequestFinished | RequestPreempted | SessionTurnEnded) and event.handle in self._held:
             self._held.remove(event.handle)
             self._released.append(event.handle)
 

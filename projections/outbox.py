@@ -8,9 +8,11 @@ across preemption, cache reset and restart.
 Finished requests stay for a client that comes back late, up to a bound; the oldest are forgotten first.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from refold.journal.events import (
     Event,
@@ -18,16 +20,44 @@ from refold.journal.events import (
     OutputDelivered,
     RequestFinished,
     RequestSubmitted,
+    SessionExtended,
+    SessionTurnEnded,
     StaleOutputConsumed,
 )
 
 MAX_FINISHED = 10_000
 
 
-class Output:
-    """What is durable of one request. Written by the outbox only; `finish_reason` is set last."""
+class TurnEnd(NamedTuple):
+    """Where a session's turn ended: `stop` is the output index behind its last token."""
 
-    __slots__ = ("finish_reason", "handle", "message", "num_prompt_tokens", "request_id", "stop_token_id", "token_ids")
+    stop: int
+    reason: FinishReason
+    stop_token_id: int | None
+
+
+_by_stop = attrgetter("stop")
+
+
+class Output:
+    """What is durable of one request. Written by the outbox only; `finish_reason` is set last.
+
+    Of a session, `num_turns` counts the inputs that it got, and `turn_ends` are the ends of those that are over; the last turn
+    of a session that is closed meanwhile ends with the request, and isn't among them.
+    """
+
+    __slots__ = (
+        "finish_reason",
+        "handle",
+        "is_session",
+        "message",
+        "num_prompt_tokens",
+        "num_turns",
+        "request_id",
+        "stop_token_id",
+        "token_ids",
+        "turn_ends",
+    )
 
     def __init__(self, event: RequestSubmitted) -> None:
         self.handle = event.handle
@@ -37,6 +67,17 @@ class Output:
         self.stop_token_id: int | None = None
         self.message = ""
         self.finish_reason: FinishReason | None = None
+        self.is_session = event.resumable
+        self.num_turns = 1
+        self.turn_ends: list[TurnEnd] = []
+
+    def turn_of(self, index: int) -> int:
+        """The number of the turn that output index `index` belongs to, or will."""
+        return bisect_right(self.turn_ends, index, key=_by_stop)
+
+    def start_of(self, turn: int) -> int:
+        """The output index of the first token of turn number `turn`."""
+        return self.turn_ends[turn - 1].stop if turn else 0
 
 
 class Outbox:
@@ -107,6 +148,17 @@ class Outbox:
         output.token_ids += token_ids
         return output
 
+    def _session_extended(self, event: SessionExtended) -> list[Output]:
+        self.by_handle[event.handle].num_turns += 1
+        return []
+
+    def _turn_ended(self, event: SessionTurnEnded) -> list[Output]:
+        output = self.by_handle[event.handle]
+        stop = len(output.token_ids)
+        assert event.num_output_tokens == stop - output.start_of(len(output.turn_ends)), (output.request_id, stop)
+        output.turn_ends.append(TurnEnd(stop, event.reason, event.stop_token_id))
+        return [output]
+
     def _request_finished(self, event: RequestFinished) -> list[Output]:
         output = self.by_handle[event.handle]
         assert output.finish_reason is None, f"{output.request_id!r} finished twice"
@@ -129,5 +181,7 @@ _OBSERVERS: dict[type[Event], Callable[[Outbox, Any], list[Output]]] = {
     RequestSubmitted: Outbox._submitted,  # noqa: SLF001 - the table of this module's own methods
     OutputDelivered: Outbox._delivered,  # noqa: SLF001
     StaleOutputConsumed: Outbox._stale_consumed,  # noqa: SLF001
+    SessionExtended: Outbox._session_extended,  # noqa: SLF001
+    SessionTurnEnded: Outbox._turn_ended,  # noqa: SLF001
     RequestFinished: Outbox._request_finished,  # noqa: SLF001
 }

@@ -49,7 +49,7 @@ _MAX_TITLE = 60
 @click.option("--max-num-seqs", type=int, help="Requests that run at once.")
 @click.option("--max-num-batched-tokens", type=int, help="Tokens per step, at most.")
 @click.option("--max-in-flight-steps", "--window", type=int, help="Steps scheduled ahead; 1 is synchronous.")
-@click.option("--policy", help="fcfs or priority.")
+@click.option("--policy", help="fcfs, priority or fair_share.")
 @click.option("--threads", type=int, help="CPU threads of the worker.")
 @json_option
 def command(
