@@ -281,6 +281,18 @@ def test_what_a_rejection_may_take_back_is_not_passed() -> None:
     assert outputs(drive) == all_due(drive)
 
 
+def test_at_the_end_of_a_prompt_it_is_needed_until_the_first_token_is_known() -> None:
+    drive = seeing(max_in_flight_steps=2, max_num_batched_tokens=4)
+    submit(drive, "a", 8, [picture("cat", 2, 6)])
+    drive.schedule()
+    drive.schedule()
+    assert (named(drive, "a").num_computed_tokens, named(drive, "a").next_position) == (8, 7)
+    drive.complete()
+    assert held(drive) == {"cat": ["a"]}, "its last place is computed in the step that samples, and that is in flight"
+    drive.complete()
+    assert held(drive) == {"cat": []}
+
+
 @pytest.mark.parametrize("how", [Drive.abort, lambda drive, name: drive.run()], ids=["aborted", "finished"])
 def test_whoever_has_ended_needs_nothing_any_more(how: Callable[[Drive, str], object]) -> None:
     drive = seeing(max_num_batched_tokens=4)

@@ -649,6 +649,29 @@ def test_a_waiting_session_keeps_its_blocks_while_there_are_others() -> None:
     assert len(named(drive, "s").block_ids) == 2
 
 
+def test_one_waiting_session_does_not_take_anothers_while_somebody_runs() -> None:
+    drive = opened(num_blocks=8, max_num_seqs=3, max_in_flight_steps=1)
+    for name in "st":
+        drive.submit(name, 7, 2, resumable=True)
+    settle(drive)
+    drive.submit("a", 7, 8)
+    drive.schedule()
+    drive.complete()
+    extend(drive, "s", [1] * 14, max_tokens=2)
+    extend(drive, "t", [1] * 14, max_tokens=2)
+    assert (drive.state.pool.num_free, where(drive, "s"), where(drive, "t")) == (2, ["waiting"], ["waiting"])
+
+    assert victims(drive, drive.schedule()) == []
+
+    while is_live(drive, "a"):
+        drive.complete()
+        assert victims(drive, drive.schedule()) == []
+    settle(drive)
+    for name in "st":
+        close(drive, name)
+    assert not judged(drive).unfinished
+
+
 def test_a_running_request_takes_them_when_there_are_no_others() -> None:
     drive = holder_behind_a_runner(num_blocks=5)
     settle(drive)

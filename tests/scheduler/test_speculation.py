@@ -188,6 +188,32 @@ def test_drafts_are_used_up_by_the_next_step_even_if_none_of_them_fits() -> None
     assert named(drive, "a").drafts == [], "they were for this place, not for the next"
 
 
+@pytest.mark.parametrize(("max_tokens", "fitting"), [(2, 0), (3, 1), (4, 2), (9, 2)])
+def test_as_many_as_may_still_come_are_taken_of_them_and_no_more(max_tokens: int, fitting: int) -> None:
+    drive = opened(speculation="ngram", num_speculative_tokens=2, max_in_flight_steps=1)
+    drive.submit("a", 3, max_tokens)
+    fill(drive)
+    drive.complete()
+    right = [token_at(drive, "a", position, prompt=3) for position in (4, 5, 6)]
+    propose(drive, "a", right)
+    assert drafts_of(drive, drive.schedule()) == {"a": fitting}
+    assert len(the(OutputDelivered, drive.complete()).token_ids) == fitting + 1
+    drive.run()
+    assert ends(drive.records, drive) == {"a": ("length", max_tokens)}
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("max_tokens", range(2, 9))
+def test_of_the_workers_drafts_none_is_wanting_either(max_tokens: int, depth: int) -> None:
+    """All drafts are right, so the steps are as few as they can be: one, then four tokens each, then the rest."""
+    drive, _ = drafting(3, 3, max_in_flight_steps=depth)
+    drive.submit("a", 3, max_tokens)
+    drive.run()
+    sizes = [step.num_tokens[0] for step in steps(drive)[1:]]
+    rest = max_tokens - 1
+    assert sizes == [4] * (rest // 4) + ([rest % 4] if rest % 4 else [])
+
+
 def test_a_chunk_of_a_prompt_takes_no_drafts_and_keeps_none_for_later() -> None:
     drive = opened(speculation="ngram", num_speculative_tokens=2, max_in_flight_steps=1, max_num_batched_tokens=4)
     drive.submit("a", 7, max_tokens=4)
