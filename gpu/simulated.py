@@ -16,14 +16,17 @@ _MASK = (1 << 64) - 1
 
 
 def simulated_token(sampling: Sampling, position: int, num_prompt_tokens: int, config: EngineConfig) -> int:
-    """The token that a request has at `position`, a pure function of its seed. Stop tokens are masked until `min_tokens`."""
-    masked: tuple[int, ...] = ()
-    if position - num_prompt_tokens < sampling.min_tokens:
-        masked = (*sampling.stop_token_ids, *config.eos_token_ids)
-    state = _mix((sampling.seed << 20) ^ position)
-    while (token := state % config.vocab_size) in masked:
-        state = _mix(state)
-    return token
+    """The token that a request has at `position`, a pure function of its seed. Stop tokens are masked until `min_tokens`, unless that leaves none."""
+    token = _mix((sampling.seed << 20) ^ position)
+    if position - num_prompt_tokens >= sampling.min_tokens:
+        return token % config.vocab_size
+    eos = () if sampling.ignore_eos else config.eos_token_ids
+    masked = {*sampling.stop_token_ids, *eos}
+    if len(masked) >= config.vocab_size:
+        return token % config.vocab_size
+    while token % config.vocab_size in masked:
+        token = _mix(token)
+    return token % config.vocab_size
 
 
 def _mix(x: int) -> int:
