@@ -31,5 +31,5 @@ class IdleLimit:
         before_ns = now_ns - self._limit_ns
         since_ns = [request.idle_since_ns for request in state.queues.idle]
         self._due_ns = self._limit_ns + min((each for each in since_ns if each > before_ns), default=now_ns)
-        late = len(since_ns) and min(since_ns) <= before_ns
+        late = any(each <= before_ns for each in since_ns)
         return ExpireSessions(idle_before_ns=before_ns) if late else None
