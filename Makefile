@@ -19,9 +19,10 @@ ROOTS := $(VENV)/.stamp-python pyproject.toml constraints.txt
 SEEDS ?= 1000
 KILLS ?= 200
 TESTARGS ?=
+SIMARGS ?=
 JOBS ?= 2
 
-.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate crash golden clean
+.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces crash golden clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -100,7 +101,13 @@ bench: $(VENV)/.stamp-run  ## microseconds per decode step, folds per second
 	@$(BIN)/python benchmarks/step.py
 
 simulate: $(VENV)/.stamp-dev  ## SEEDS random histories on the simulated worker, every law checked after every event
-	@$(BIN)/python -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS)
+	@$(BIN)/python -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS) $(SIMARGS)
+
+faults: $(VENV)/.stamp-dev  ## plant each fault of tests/kit/fault_list.py, see who notices, write docs/planted-faults.md
+	@$(BIN)/python -m tests.kit.faults --jobs $(JOBS) --write docs/planted-faults.md
+
+traces: $(VENV)/.stamp-dev  ## two production traces through the core, whole, under three sizes of pool (needs ../shared/data)
+	@$(BIN)/python -m benchmarks.traces
 
 golden: $(VENV)/.stamp-dev  ## every golden token under every schedule, on the real model (minutes)
 	@$(BIN)/python -m pytest -m golden -s $(TESTARGS)

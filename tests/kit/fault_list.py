@@ -468,10 +468,11 @@ PLANNING = (
         "drafts_past_the_end",
         "Drafts may pass a request's last token.",
         ("scheduler.shaping:_most_drafts", ", request.max_total_tokens - certain - 1)", ")"),
+        (_PLAN + "_plan_running", "or end + n > request.max_total_tokens:", ":"),
         (
             _PLAN + "_plan_running",
-            "max(min(num_drafts, plan.token_budget - 1, request.max_total_tokens - end - 1), 0)",
-            "max(min(num_drafts, plan.token_budget - 1), 0)",
+            "min(n, plan.token_budget, request.max_total_tokens - end)",
+            "min(n, plan.token_budget)",
         ),
     ),
     _fault(

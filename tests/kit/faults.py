@@ -17,8 +17,8 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import NamedTuple
@@ -30,6 +30,8 @@ from tests.kit.simulation import Simulation
 MAX_SEEDS = 3000
 PATIENCE_S = 30
 PLUGIN_VARIABLE = "REFOLD_PLANTED_FAULT"
+
+_FOR_GOOD = ExitStack()
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
@@ -185,12 +187,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of the documentation")
     options = parser.parse_args(argv)
-    kills = []
+    kills: list[Kill] = []
     with ProcessPoolExecutor(options.jobs) as pool:
-        for kill in pool.map(hunt, options.only, [options.seeds] * len(options.only)):
+        for hunted in as_completed([pool.submit(hunt, name, options.seeds) for name in options.only]):
+            kill = hunted.result()
             kills.append(kill)
             what = str(kill.failure)[:150] if kill.failure else "SURVIVES"
             print(f"{kill.fault.name:34} {kill.num_seeds:6,}  {what}", flush=True)
+    kills.sort(key=lambda kill: options.only.index(kill.fault.name))
     if options.write:
         options.write.write_text(page(kills))
     survivors = [kill.fault.name for kill in kills if kill.failure is None]
@@ -201,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def pytest_configure() -> None:
     """As a plugin: plant a fault and leave it."""
     if name := os.environ.get(PLUGIN_VARIABLE):
-        planted(name).__enter__()
+        _FOR_GOOD.enter_context(planted(name))
 
 
 if __name__ == "__main__":
