@@ -27,7 +27,7 @@ class Detokenizes(Protocol):
         ...
 
     def flush(self) -> str:
-        """What is left at the end."""
+        """What is left at the end of the output, or of a turn: what follows starts afresh."""
         ...
 
 

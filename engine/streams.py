@@ -159,5 +159,4 @@ class Transcript:
         text = self._detokenizer.push(token_ids) if token_ids else ""
         if chunk.finish_reason or chunk.turn_reason:
             text += self._detokenizer.flush()
-            self._detokenizer = None  # what a next turn says follows its input, not this
         return text
