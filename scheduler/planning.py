@@ -13,8 +13,6 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
-from itertools import takewhile
-
 from refold.journal.events import Admission, Event
 from refold.projections.requests import WAITING, Request
 from refold.scheduler import shaping
@@ -165,13 +163,13 @@ def _prefix_hit(plan: Plan, request: Request) -> list[int]:
     length = found.index(None) if None in found else len(found)
     hit = [block for block in found[:length] if block is not None]
     counts = pool.ref_counts
-    for index, block in enumerate(hit) if 0 in map(counts.__getitem__, hit) else ():
-        if counts[block] == 0 and (block in free.evicted or pool.is_fenced(block)):
-            if promised.get(hashes[index]) == block:
-                continue  # taken by this very plan, for somebody who is about to write it
+    if not free.released and 0 not in map(counts.__getitem__, hit):
+        return hit
+    for index, (content_hash, block) in enumerate(zip(hashes, hit, strict=False)):
+        if counts[block] == 0 and promised.get(content_hash) == block:
+            continue  # taken by this very plan, for somebody who is about to write it
+        if block in free.released or (counts[block] == 0 and (block in free.evicted or pool.is_fenced(block))):
             return hit[:index]
-    if free.released:
-        return list(takewhile(lambda block: block not in free.released, hit))
     return hit
 
 
