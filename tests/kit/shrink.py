@@ -21,6 +21,7 @@ from tests.kit.player import Order, Player, Reopen
 from tests.kit.transcript import WrongOutput
 
 MAX_PLAYS = 4000
+NEAR = 9
 
 Orders = Sequence[Order | Command]
 
@@ -119,6 +120,15 @@ class _Search:
                 return
             size = max(size // 2, 1)
 
+    def leave_out_pairs(self) -> None:
+        """Leave out two orders that are near each other: a step and its answer, say, of which neither can go alone."""
+        first = 0
+        while first < len(self.orders):
+            rest = range(first + 1, min(first + NEAR, len(self.orders)))
+            pairs = ([*self.orders[:first], *self.orders[first + 1 : i], *self.orders[i + 1 :]] for i in rest)
+            if not any(self.try_out(pair) for pair in pairs):
+                first += 1
+
     def make_plainer(self) -> None:
         """Replace single orders by plainer ones, until none can be."""
         progress = True
@@ -151,8 +161,10 @@ def shrink(config: EngineConfig, orders: Orders) -> Shrunk:
     """The shortest list of orders found that fails like this one."""
     search = _Search(config, orders)
     search.leave_out()
+    search.leave_out_pairs()
     search.make_plainer()
     search.make_config_plainer()
+    search.leave_out_pairs()
     search.leave_out()
     failure, _ = attempt(search.config, search.orders)
     assert failure is not None, "what was shrunk doesn't fail any more"

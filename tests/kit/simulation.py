@@ -61,7 +61,7 @@ HAZARDS = (
     (*ROUGH, *FEATURES),
     (*ORDINARY, *FEATURES),
 )
-PACES = ((0.40, 0.70), (0.50, 0.75), (0.34, 0.68), (0.45, 0.65))
+PACES = ((0.60, 0.80), (0.40, 0.70), (0.50, 0.75), (0.34, 0.68), (0.45, 0.65))
 """Of the turns that are neither an arrival nor a hazard: up to the first, a step is planned; up to the second, the worker
 works; beyond, an answer arrives."""
 
@@ -78,6 +78,7 @@ class Simulation:
         self.hazards = self.random.choice(HAZARDS)
         self.pace = self.random.choice(PACES)
         self.arrivals = self.random.choice((0.01, 0.02, 0.04))
+        self.is_pressed = self.random.random() < 0.3
         self.drive = Player(self._config())
         self.num_submitted = 0
         self._planned_nothing_at = -1
@@ -179,7 +180,15 @@ class Simulation:
             "encoder_cache_tokens": pick((8, 16)),
             "tenant_weights": {"a": 3},
         }
-        return config(**(drawn | fixed))
+        pressed = {
+            "vocab_size": 3,
+            "num_blocks": pick((24, 32)) // block_size,
+            "max_num_seqs": 4,
+            "max_in_flight_steps": pick((4, 8)),
+            "admit_full_sequence": False,
+            "decode_stagger": 1,
+        }
+        return config(**(drawn | (pressed if self.is_pressed else {}) | fixed))
 
     def _submit(self) -> None:
         rng, request_id = self.random, f"r{self.num_submitted}"
@@ -204,11 +213,13 @@ class Simulation:
                 adapter=rng.choice(("", "", "", "lora")),
                 tenant=rng.choice(("a", "b")),
                 media=self._media(length) if rng.random() < 0.2 else [],
-                resumable="extend" in self.hazards and rng.random() < 0.5,
+                resumable="extend" in self.hazards and rng.random() < (0.8 if self.is_pressed else 0.5),
                 grammar="json" if "grammar" in self.hazards and rng.random() < 0.3 else "",
             )
         )
         self.num_submitted += 1
+        if self.is_pressed and "extend" in self.hazards:
+            self._extend(request_id)
 
     def _media(self, length: int) -> list[Media]:
         """One or two pictures out of three."""
@@ -231,11 +242,14 @@ class Simulation:
         if live := self._live():
             self.drive.obey(AbortRequest(request_id=self.random.choice(live)))
 
-    def _extend(self) -> None:
-        rng = self.random
-        if sessions := self._sessions():
+    def _extend(self, newest: str = "") -> None:
+        rng, sessions = self.random, self._sessions()
+        if newest:
+            sessions = [each for each in sessions if each == newest]
+        for _ in range(rng.randint(1, 3) if sessions else 0):
             chunk = [rng.randrange(3) for _ in range(rng.choice((0, 1, 5, 9)))]
-            sampling = Sampling(seed=rng.randrange(2**40), max_tokens=rng.choice((1, 3, 8)))
+            stops = rng.choice(((), (1,)))
+            sampling = Sampling(seed=rng.randrange(2**40), max_tokens=rng.choice((1, 3, 8)), stop_token_ids=stops)
             self.drive.obey(ExtendSession(request_id=rng.choice(sessions), token_ids=chunk, sampling=sampling))
 
     def _close(self) -> None:
