@@ -39,9 +39,9 @@ cost of a step doesn't depend on their number. The model runner is declared to b
 import argparse
 import contextlib
 import gc
+import importlib
 import importlib.metadata
 import json
-import logging
 import os
 import platform
 import random
@@ -366,7 +366,7 @@ def prepare_vllm() -> str:
 
     envs.enable_envs_cache()
     for name in ("vllm", "torch._library"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        importlib.import_module("logging").getLogger(name).setLevel("ERROR")
     return importlib.metadata.version("vllm")
 
 

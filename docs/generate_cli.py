@@ -27,7 +27,8 @@ def page() -> str:
 
 def helps(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """The path and the help text of a command and of every command below it."""
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH)
+    settings = command.context_settings | {"terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for verb in command.list_commands(context):

@@ -91,10 +91,11 @@ class Delivery:
         with self._lock:
             return self._outbox.by_id.get(request_id)
 
-    def unfinished(self) -> list[str]:
-        """The ids of requests that have not ended, in order of admission."""
+    def unfinished(self, *, sessions: bool) -> list[str]:
+        """The ids of requests that have not ended, in order of admission; of the sessions, or of all others."""
         with self._lock:
-            return [o.request_id for o in self._outbox.by_handle.values() if o.finish_reason is None]
+            live = [o for o in self._outbox.by_handle.values() if o.finish_reason is None]
+        return [o.request_id for o in live if o.is_session == sessions]
 
     def attach(self, output: Output, cursor: int, ring: Callable[[Reader], None]) -> Reader:
         """A reader from output index `cursor` on. It is rung at once: there may be something already."""

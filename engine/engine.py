@@ -285,9 +285,9 @@ class Engine:
         """End a request with reason `abort`. Doesn't wait; of an id that is not live, nothing happens."""
         self._live().core.ask(abort_of(check_request_id(request_id)))
 
-    def unfinished(self) -> list[str]:
-        """The ids of requests that have not ended, in order of admission."""
-        return self._live().core.delivery.unfinished()
+    def unfinished(self, *, sessions: bool = False) -> list[str]:
+        """The ids of requests that have not ended, in order of admission; with `sessions`, of the sessions instead."""
+        return self._live().core.delivery.unfinished(sessions=sessions)
 
     def run(
         self,
@@ -333,7 +333,7 @@ class Engine:
         """Wait for requests that were submitted before, and return their completions. Blocking; aborts nothing.
 
         Args:
-            request_ids: whose; None for all that have not ended yet. A session ends when it is closed.
+            request_ids: whose; None for all that have not ended yet, without sessions: those end when they are closed.
             on_delta: called in this thread with every delta, from the first token on.
 
         Raises:

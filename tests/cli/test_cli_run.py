@@ -1,9 +1,11 @@
 """`refold run`: what it prints, what it keeps, and how it goes on after a kill."""
 
+import asyncio
 import time
 
 import pytest
 
+from refold import Engine, SamplingParams
 from tests.cli.command import finished, process, refold, rows
 
 MODEL = ("--model", "simulated?eos=-1")
@@ -186,3 +188,15 @@ def test_it_runs_as_a_module_too(tmp_path):
     status, stdout, stderr = finished("run", *MODEL, "--journal", str(tmp_path / "x.db"), "--max-tokens", "2", "hi")
     assert status == 0, stderr
     assert len(stdout.split()) == 2
+
+
+def test_an_idle_session_keeps_nobody_waiting(journal):
+    with Engine(model="simulated?eos=-1", journal=journal) as engine:
+        asyncio.run(one_turn(engine))
+    assert run(journal, "--max-tokens", 4, "hello").exit_code == 0
+
+
+async def one_turn(engine):
+    session = await engine.open_session([1, 2, 3], SamplingParams(max_tokens=2))
+    async for _ in session.turn():
+        pass

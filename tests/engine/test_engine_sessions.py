@@ -188,11 +188,11 @@ def test_a_session_that_is_left_idle_is_closed_and_one_that_is_used_is_not(journ
                 await collect(used.turn())
                 await asyncio.sleep(0.1)
                 await used.extend()
-            assert engine.unfinished() == ["used"]
+            assert engine.unfinished(sessions=True) == ["used"]
             with pytest.raises(Rejected, match="not live"):
                 await left.extend()
             await collect(used.turn())
-            await becomes(lambda: engine.unfinished() == [])
+            await becomes(lambda: engine.unfinished(sessions=True) == [])
 
     asyncio.run(scenario())
     assert len(events_of(journal, SessionClosed)) == 2
