@@ -22,7 +22,7 @@ from refold.scheduler.state import State
 
 def plan_step(state: State) -> list[Event]:
     """The next step, with the preemptions that it takes; empty if there is nothing to do or no room in the window."""
-    if not state.worker_alive or len(state.window.in_flight) >= state.config.max_in_flight_steps:
+    if not (state.is_open and state.worker_alive) or len(state.window.in_flight) >= state.config.max_in_flight_steps:
         return []
     if state.paused == "all":
         return []
