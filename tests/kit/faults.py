@@ -154,15 +154,21 @@ def noticed_by(failure: Failure) -> str:
         return f"transcript: {failure.place}"
     if failure.place.startswith("simulated."):
         return "the worker's reading"
-    if failure.kind == "TimeoutError":
-        return "no end"
-    names = {"player.decided_again": "L12: decided again", "player._reopen": "digest of the fold"}
-    return names.get(
-        failure.place,
-        f"assertion in `{failure.place}`"
-        if failure.kind == "AssertionError"
-        else f"{failure.kind} in `{failure.place}`",
-    )
+    if failure.place in _NOTICED_AT:
+        return _NOTICED_AT[failure.place]
+    return f"{'assertion' if failure.kind == 'AssertionError' else failure.kind} in `{failure.place}`"
+
+
+_NOTICED_AT = {
+    "player.decided_again": "L12: decided again",
+    "player._reopen": "digest of the fold",
+    "player._deliver_wrong": "a wrong answer was accepted",
+    "player._answer_again": "an answer was accepted twice",
+    "completion._check_position": "the position check",
+    "completion._check_shape": "the check of an answer's shape",
+    "completion._expected_step": "the check of the steps' order",
+    "faults.ring": "no end",
+}
 
 
 def page(kills: Sequence[Kill]) -> str:
