@@ -20,4 +20,5 @@ def main() -> None:
                 stream.reconfigure(errors="backslashreplace")
         app.main(prog_name="refold")
     except KeyboardInterrupt:
+        sys.stderr.write("refold: interrupted\n")
         sys.exit(130)

@@ -72,13 +72,22 @@ def report(error: BaseException, *, debug: bool) -> int:
     return status
 
 
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether a Ctrl-C is behind it, also where an import that it fell into made something else of it."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt | click.Abort):
+            return True
+        error = error.__cause__
+    return False
+
+
 def explain(error: BaseException) -> tuple[str, str, int]:
     """The line, the hint and the exit status of an error."""
     if isinstance(error, Complaint):
         return str(error), error.hint, error.status
     if isinstance(error, click.ClickException):
         return _explain_usage(error)
-    if isinstance(error, KeyboardInterrupt | click.Abort):
+    if _is_interrupt(error):
         return "interrupted", "", INTERRUPTED
     if isinstance(error, SystemExit):
         return "", "", error.code if isinstance(error.code, int) else BUG

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from refold.engine.cli.app import VERBS
+from refold.engine.cli.failures import explain
 from tests.cli.command import assert_one_line_and_a_hint, finished, process, refold
 from tests.history.journals import eventful_lives, long_life, write_journal
 
@@ -382,3 +383,13 @@ def test_an_interrupt_at_any_moment_leaves_a_journal_that_goes_on(tmp_path, mome
     ended = refold("log", "--json", "--kind", "RequestFinished", path).stdout
     assert ended.count('"reason":"length"') == submitted
     assert "abort" not in ended
+
+
+def test_an_interrupt_that_an_import_wrapped_is_an_interrupt_still():
+    try:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+    except RuntimeError as error:
+        assert explain(error) == ("interrupted", "", 130)
