@@ -342,6 +342,7 @@ class IdleBlocks:
         self.given_back = False
         self.since: dict[int, int] = {}
         self.place: dict[int, tuple[int, int]] = {}
+        self.shared: set[int] = set()
 
     def observe(self, state: State, event: Event) -> None:
         """Look at what became idle and what was taken, after an event."""
@@ -356,11 +357,15 @@ class IdleBlocks:
             self.since = {block: self.since.get(block, self.now) for block in cached}
 
     def _settle(self, state: State, event: StepScheduled) -> None:
-        """Remember whose each block is, and where in the table."""
+        """Remember whose each block is, and where in the table. One that is shared goes when its last owner does."""
         for each in (*event.allocations, *event.admissions):
             handle = event.handles[each.entry]
             for index, block in enumerate(state.requests.by_handle[handle].block_ids):
                 self.place[block] = (handle, index)
+        for allocation in event.allocations:
+            self.shared.difference_update(allocation.block_ids)
+        for admission in event.admissions:
+            self.shared.update(admission.hit_block_ids)
 
     def _judge(self, state: State, event: StepScheduled) -> None:
         pool, evicted = state.pool, event.evicted_block_ids
@@ -371,8 +376,10 @@ class IdleBlocks:
                 continue
             for other in pool.free_cached:
                 must(self.since.get(other, since) >= since, "eviction", block, "goes and", other, "was idle for longer")
+                if self.since.get(other) != since or not self.shared.isdisjoint((block, other)):
+                    continue
                 handle, index = self.place.get(block, (0, 0))
-                if self.since.get(other) == since and self.place.get(other, (0, 0))[0] == handle:
+                if self.place.get(other, (0, 0))[0] == handle:
                     must(self.place[other][1] < index, "eviction", block, "goes before", other, "nearer to the tail")
 
 
