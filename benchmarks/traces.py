@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,12 +52,13 @@ TOKENS = random.Random(1).choices(range(VOCABULARY), k=1 << 20)
 
 
 class Arrival(NamedTuple):
-    """One request of a trace."""
+    """One request of a trace. `num_seen_tokens` of its prompt start an earlier prompt: an endless cache would hit them."""
 
     at_s: float
     prompt: Callable[[], list[int]]
     num_prompt_tokens: int
     max_tokens: int
+    num_seen_tokens: int = 0
 
 
 def some_tokens(seed: int, count: int) -> list[int]:
@@ -83,7 +85,7 @@ def azure() -> list[Arrival]:
 
 def mooncake() -> list[Arrival]:
     """The first 4,000 requests of a chat service with long, shared prompts."""
-    arrivals = []
+    arrivals, seen = [], set[int]()
     with (DATA / "mooncake_conversation_first4000.jsonl").open() as file:
         for line in file:
             row = json.loads(line)
@@ -92,7 +94,9 @@ def mooncake() -> list[Arrival]:
             def prompt(ids: list[int] = ids, length: int = length) -> list[int]:
                 return [token for each in ids for token in some_tokens(each, 512)][:length]
 
-            arrivals.append(Arrival(row["timestamp"] / 1000, prompt, length, max(row["output_length"], 1)))
+            known = min(512 * sum(1 for _ in takewhile(seen.__contains__, ids)), length - 1)
+            seen.update(ids)
+            arrivals.append(Arrival(row["timestamp"] / 1000, prompt, length, max(row["output_length"], 1), known))
     return arrivals
 
 
@@ -276,7 +280,12 @@ def main() -> int:
             print(f"{name}: left out, {missing.filename} is not there")
             continue
         arrivals = arrivals[: options.requests]
-        print(f"{name}: {len(arrivals):,} requests over {arrivals[-1].at_s:,.0f} s")
+        tokens, seen = sum(a.num_prompt_tokens for a in arrivals), sum(a.num_seen_tokens for a in arrivals)
+        print(
+            f"{name}: {len(arrivals):,} requests over {arrivals[-1].at_s:,.0f} s, {tokens:,} prompt tokens and "
+            f"{sum(a.max_tokens for a in arrivals):,} to generate; an endless cache would hit {seen / tokens:.1%}",
+            flush=True,
+        )
         play_trace(name, arrivals, options)
     return 0
 
