@@ -386,10 +386,6 @@ def test_an_interrupt_at_any_moment_leaves_a_journal_that_goes_on(tmp_path, mome
 
 
 def test_an_interrupt_that_an_import_wrapped_is_an_interrupt_still():
-    try:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as error:
-            raise RuntimeError("Error calling __set_name__") from error
-    except RuntimeError as error:
-        assert explain(error) == ("interrupted", "", 130)
+    error = RuntimeError("Error calling __set_name__")
+    error.__cause__ = KeyboardInterrupt()
+    assert explain(error) == ("interrupted", "", 130)
