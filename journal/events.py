@@ -330,8 +330,9 @@ class CacheReset(Event, frozen=True, tag=True):
 
 
 class EnginePaused(Event, frozen=True, tag=True):
-    """Scheduling is held back: `new`, nobody comes in who never ran; `all`, no step at all; `drain`, as `new`, and
-    submissions are refused.
+    """Scheduling is held back.
+
+    `new`: nobody comes in who never ran; `all`: no step at all; `drain`: as `new`, and submissions are refused.
     """
 
     mode: PauseMode
