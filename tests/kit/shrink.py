@@ -16,7 +16,7 @@ from refold.journal.errors import InvariantViolation
 from refold.journal.events import EngineConfig, Sampling
 from refold.scheduler.commands import Command, ExtendSession, SubmitRequest
 from tests.kit import drive
-from tests.kit.conduct import Misconduct
+from tests.kit.misconduct import Misconduct
 from tests.kit.player import Order, Player, Reopen
 from tests.kit.transcript import WrongOutput
 
