@@ -1,29 +1,23 @@
 """Opening a journal by its URL. Drivers are imported on use: a reader never loads SQLAlchemy."""
 
-from refold.journal.errors import JournalError
 from refold.journal.store import JournalReader, JournalStore
-from refold.journal.stores.location import locate, sqlite_path
+from refold.journal.stores.kinds import KINDS
+from refold.journal.stores.location import locate
 
 __all__ = ["engine_owner", "open_reader", "open_store"]
 
 
 def open_store(url: str) -> JournalStore:
-    """A store for writing. Its tables must exist: `refold.migrations.ensure(url)` creates or upgrades them.
+    """A store for writing. It must exist: `refold.migrations.ensure(url)` creates or upgrades it.
 
     Args:
-        url: `memory:`, `sqlite:///FILE` or a plain path.
+        url: `memory:`, `sqlite:///FILE` or a plain path; see `location.py`.
 
     Raises:
-        JournalError: the URL names no store, or the file isn't a journal with today's tables.
+        JournalError: the URL names no store, or what it names isn't a journal with today's tables.
     """
     location = locate(url)
-    if location.path is None:
-        from refold.journal.stores.memory import MemoryStore  # noqa: PLC0415
-
-        return MemoryStore()
-    from refold.journal.stores.sql import SqlStore  # noqa: PLC0415
-
-    return SqlStore(url)
+    return KINDS[location.kind].open_store(location)
 
 
 def open_reader(url: str) -> JournalReader:
@@ -34,15 +28,10 @@ def open_reader(url: str) -> JournalReader:
         JournalError: it can't be read or isn't ours.
     """
     location = locate(url)
-    if location.path is None:
-        raise JournalError("a memory: journal is readable inside its own process only: name a journal file")
-    from refold.journal.stores.sqlite_reader import SqliteReader  # noqa: PLC0415
-
-    return SqliteReader(location.path)
+    return KINDS[location.kind].open_reader(location)
 
 
 def engine_owner(url: str) -> int | None:
     """The process id of the live engine that writes this journal; 0 if unknown, None if nobody does."""
-    from refold.journal.stores.ownership import owner_of  # noqa: PLC0415
-
-    return owner_of(sqlite_path(url))
+    location = locate(url)
+    return KINDS[location.kind].owner(location)

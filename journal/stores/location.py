@@ -13,10 +13,11 @@ _SQLITE = "sqlite:///"
 
 
 class Location(NamedTuple):
-    """A parsed URL. `path` is absolute for `sqlite` and None for `memory`."""
+    """A parsed URL: the store's kind (a key of `kinds.KINDS`), the absolute path if it is a file, and the URL as given."""
 
     kind: Literal["memory", "sqlite"]
     path: Path | None
+    url: str
 
 
 def locate(url: str) -> Location:
@@ -26,12 +27,12 @@ def locate(url: str) -> Location:
         JournalError: the URL names no store that this refold knows.
     """
     if url in {"memory:", "memory://"}:
-        return Location("memory", None)
+        return Location("memory", None, url)
     if url.startswith(_SQLITE):
-        return Location("sqlite", _path(url, url.removeprefix(_SQLITE)))
+        return Location("sqlite", _path(url, url.removeprefix(_SQLITE)), url)
     if "://" in url or url.startswith("sqlite:"):
         raise JournalError(f"{url!r} names no journal store: use sqlite:///FILE, a plain file path, or memory:")
-    return Location("sqlite", _path(url, url))
+    return Location("sqlite", _path(url, url), url)
 
 
 def sqlite_path(url: str) -> Path:

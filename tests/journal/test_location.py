@@ -22,7 +22,7 @@ from refold.journal.stores.memory import MemoryStore
     ],
 )
 def test_a_file_by_url_or_by_path(url, path):
-    assert locate(url) == ("sqlite", path)
+    assert locate(url) == ("sqlite", path, url)
     assert sqlite_path(url) == path
 
 

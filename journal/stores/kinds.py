@@ -1,0 +1,63 @@
+"""The table of stores: what a kind of URL opens. A new store is one line here and its URL in `location.py`.
+
+Each entry imports its driver on use, so that nobody pays for a store that he doesn't use.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from refold.journal.errors import JournalError
+from refold.journal.store import JournalReader, JournalStore
+from refold.journal.stores.location import Location, sqlite_path
+
+
+class Kind(NamedTuple):
+    """How journals of one kind are opened.
+
+    Attributes:
+        open_store: a handle that writes.
+        open_reader: a handle that can't.
+        owner: the process id of the live engine that writes it; 0 if unknown, None if nobody does.
+    """
+
+    open_store: Callable[[Location], JournalStore]
+    open_reader: Callable[[Location], JournalReader]
+    owner: Callable[[Location], int | None]
+
+
+def _open_memory(_location: Location) -> JournalStore:
+    from refold.journal.stores.memory import MemoryStore  # noqa: PLC0415
+
+    return MemoryStore()
+
+
+def _read_memory(_location: Location) -> JournalReader:
+    raise JournalError("a memory: journal is readable inside its own process only: name a journal file")
+
+
+def _own_memory(_location: Location) -> int | None:
+    raise JournalError("'memory:' is no journal file: use sqlite:///FILE or a plain file path")
+
+
+def _open_sqlite(location: Location) -> JournalStore:
+    from refold.journal.stores.sql import SqlStore  # noqa: PLC0415
+
+    return SqlStore(location.url)
+
+
+def _read_sqlite(location: Location) -> JournalReader:
+    from refold.journal.stores.sqlite_reader import SqliteReader  # noqa: PLC0415
+
+    return SqliteReader(sqlite_path(location.url))
+
+
+def _own_sqlite(location: Location) -> int | None:
+    from refold.journal.stores.ownership import owner_of  # noqa: PLC0415
+
+    return owner_of(sqlite_path(location.url))
+
+
+KINDS: dict[str, Kind] = {
+    "memory": Kind(_open_memory, _read_memory, _own_memory),
+    "sqlite": Kind(_open_sqlite, _read_sqlite, _own_sqlite),
+}
