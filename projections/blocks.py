@@ -74,7 +74,7 @@ def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
 def share(pool: BlockPool, block_ids: Sequence[int]) -> None:
     """Own blocks whose content is known, together with whoever owns them already."""
     counts, cached = pool.ref_counts, pool.free_cached
-    assert None not in map(pool.hashes.__getitem__, block_ids), block_ids
+    assert all(map(pool.hashes.__getitem__, block_ids)), block_ids
     for block in block_ids:
         if counts[block] == 0:
             del cached[block]

@@ -15,10 +15,10 @@ zero, and none is clamped.
 """
 
 import hashlib
-import struct
+import sys
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from refold.journal.events import EngineConfig, FinishReason, Media, RequestSubmitted, Sampling, SessionExtended
 
@@ -92,7 +92,7 @@ class Request:
         self.drafts: list[int] = []
         self.last_sampling_step = -1
         self.num_earlier_outputs = 0
-        self.tokens = list(event.prompt_token_ids)
+        self.tokens = array("q", event.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
         self.queue_key: tuple[int, int] = (0, self.handle)
         self.status = WAITING
@@ -195,7 +195,8 @@ def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> No
     """Count the drafts among them. Attached drafts are used up, however many fitted."""
     for request, drafts in zip(entries, num_drafts, strict=True):
         request.num_output_placeholders += drafts
-        request.drafts = []
+        if request.drafts:
+            request.drafts = []
 
 
 def settle_current(entries: Sequence[Request], num_tokens: Iterable[int], sampling: Iterable[Request]) -> None:
@@ -209,17 +210,25 @@ def settle_current(entries: Sequence[Request], num_tokens: Iterable[int], sampli
         assert request.num_output_placeholders >= 0, request.request_id
 
 
-def settle_drafts(entries: Iterable[Request], num_drafts: Iterable[int], counts: Iterable[int]) -> None:
-    """Count their drafts: what was rejected, or cut off by a stop, was not computed after all.
+def settle_drafts(
+    entries: Sequence[Request], num_tokens: Iterable[int], num_drafts: Iterable[int], counts: Iterable[int]
+) -> None:
+    """As `settle_current`, with drafts: what was rejected, or cut off by a stop, was not computed after all.
 
-    `counts` are the tokens kept of each entry, the one behind the last accepted draft included.
+    `counts` are the tokens kept of each entry, the one behind the last accepted draft included; 0 for a chunk.
     """
-    for request, drafts, count in zip(entries, num_drafts, counts, strict=True):
-        if drafts:
-            assert 1 <= count <= drafts + 1, (request.request_id, count, drafts)
-            request.num_output_placeholders -= drafts
-            request.num_computed_tokens -= drafts + 1 - count
-            assert request.num_output_placeholders >= 0, request.request_id
+    for request, n, drafts, count in zip(entries, num_tokens, num_drafts, counts, strict=True):
+        request.num_in_flight_tokens -= n
+        assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
+        if not count:
+            assert not drafts, request.request_id
+            continue
+        rejected = drafts + 1 - count
+        assert 0 <= rejected <= drafts, (request.request_id, count, drafts)
+        request.num_computed_tokens -= rejected
+        request.num_sampling_in_flight -= 1
+        request.num_output_placeholders -= drafts + 1
+        assert request.num_output_placeholders >= 0, request.request_id
 
 
 def settle_stale(request: Request, n: int, deliverable: bool) -> None:
@@ -231,25 +240,43 @@ def settle_stale(request: Request, n: int, deliverable: bool) -> None:
     assert request.num_in_flight_tokens >= request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0
 
 
-def append_tokens(entries: Iterable[Request], token_ids: Iterable[int], block_size: int) -> None:
-    """One more known token for each. `block_size` 0 means that nothing is hashed."""
+def append_tokens(entries: Iterable[Request], token_ids: Iterable[int], block_size: int) -> list[Request]:
+    """One more known token for each. `block_size` 0 means that nothing is hashed.
+
+    Returns those whose last full block lies before it: sampling this token took that block's keys and values.
+    """
+    filled: list[Request] = []
     for request, token in zip(entries, token_ids, strict=True):
         tokens = request.tokens
         tokens.append(token)
-        if block_size and not len(tokens) % block_size:
-            extend_block_hashes(request, block_size)
+        if block_size and (over := len(tokens) % block_size) < 2:
+            if not over:
+                extend_block_hashes(request, block_size)
+            if over or block_size == 1:
+                filled.append(request)
+    return filled
 
 
-def append_runs(entries: Iterable[Request], counts: Iterable[int], token_ids: Sequence[int], block_size: int) -> None:
-    """As many more known tokens for each as `counts` says, from the flat `token_ids`."""
-    offset = 0
+def append_runs(
+    entries: Iterable[Request], counts: Iterable[int], token_ids: Sequence[int], block_size: int
+) -> list[Request]:
+    """As many more known tokens for each as `counts` says, from the flat `token_ids`; returns as `append_tokens`."""
+    filled: list[Request] = []
+    runs, offset = array("q", token_ids), 0
     for request, count in zip(entries, counts, strict=True):
+        if not count:
+            continue
         tokens = request.tokens
-        tokens += token_ids[offset : offset + count]
+        tokens += runs[offset : offset + count]
         offset += count
-        if block_size and len(tokens) // block_size > len(request.block_hashes):
-            extend_block_hashes(request, block_size)
+        if block_size:
+            over = (len(tokens) - 1) % block_size
+            if over < count:
+                filled.append(request)
+            if over + 1 < count or over + 1 == block_size:
+                extend_block_hashes(request, block_size)
     assert offset == len(token_ids), (offset, len(token_ids))
+    return filled
 
 
 def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
@@ -287,7 +314,7 @@ def begin_turn(request: Request, chunk: SessionExtended, config: EngineConfig) -
     del request.tokens[-1]
     assert len(request.tokens) >= request.num_computed_tokens, request.request_id
     del request.block_hashes[len(request.tokens) // config.block_size :]
-    request.tokens += chunk.token_ids
+    request.tokens.extend(chunk.token_ids)
     request.num_prompt_tokens = len(request.tokens)
     request.sampling = chunk.sampling
     configure(request, config)
@@ -327,23 +354,26 @@ def forget_if_drained(table: RequestTable, request: Request) -> None:
         del table.by_handle[request.handle]
 
 
-@lru_cache(maxsize=8)
-def _block_layout(block_size: int) -> struct.Struct:
-    return struct.Struct(f"<{block_size}q")
-
-
 def extend_block_hashes(request: Request, block_size: int) -> None:
     """Hash every full block of known tokens: each hash covers its parent's, so equal hashes mean equal prefixes.
 
     SHA-256, cut to 16 bytes: a fixed algorithm, so that a journal folds alike on any machine, and one that a tenant can't
     collide on purpose. The salt separates tenants from block 0 on.
     """
-    hashes, layout = request.block_hashes, _block_layout(block_size)
-    for i in range(len(hashes), len(request.tokens) // block_size):
+    hashes, tokens = request.block_hashes, request.tokens
+    for i in range(len(hashes), len(tokens) // block_size):
         start = i * block_size
         parent = hashes[i - 1] if i else root_hash(request.cache_salt, request.adapter)
         media = media_identity(request.media, start, block_size) if request.media else b""
-        hashes.append(block_hash(parent, layout.pack(*request.tokens[start : start + block_size]), media))
+        hashes.append(block_hash(parent, pack_tokens(tokens[start : start + block_size]), media))
+
+
+def pack_tokens(tokens: "array[int]") -> bytes:
+    """Tokens as bytes, alike on every machine: 8 each, the lowest first."""
+    if sys.byteorder == "big":
+        tokens = tokens[:]
+        tokens.byteswap()
+    return tokens.tobytes()
 
 
 def block_hash(parent: bytes, packed_tokens: bytes, media: bytes = b"") -> bytes:

@@ -7,24 +7,16 @@ its positions have been sampled again since. Steps come back in the order in whi
 
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from refold.journal.events import StalePolicy, StepScheduled
 from refold.projections.requests import Request
 
 
-class PendingPublication(NamedTuple):
-    """A block that this step fills with a token not known when it was scheduled: its hash can be told when it is back."""
-
-    request: Request
-    epoch: int
-    num_full_blocks: int
-
-
 class InFlightStep:
     """One step in flight. Columns as in its `StepScheduled`; `stale` maps the entries whose epoch is over to their policy.
 
-    `delivered`: the current entries have come back, the stale ones are still to be told.
+    `delivered`: the current entries have come back, the stale ones are still to be told. `filled`: the requests whose blocks
+    it filled with a token not known when it was scheduled, so that the block's hash can be told only when all is back.
     """
 
     __slots__ = (
@@ -32,11 +24,11 @@ class InFlightStep:
         "delivered",
         "encoded",
         "epochs",
+        "filled",
         "handles",
         "num_drafts",
         "num_tokens",
         "num_unresolved",
-        "pending_publications",
         "requests",
         "stale",
         "step",
@@ -56,7 +48,7 @@ class InFlightStep:
         self.num_unresolved = len(event.handles)
         self.delivered = False
         self.written: list[int] = []
-        self.pending_publications: list[PendingPublication] = []
+        self.filled: list[Request] = []
 
 
 class Window:
@@ -97,10 +89,12 @@ def last_step_of(window: Window, request: Request) -> int | None:
 
 def _entries_of(window: Window, request: Request) -> Iterator[tuple[InFlightStep, int]]:
     for step in window.in_flight if request.num_in_flight_tokens else ():
-        if request.handle in step.handles:
+        try:
             entry = step.handles.index(request.handle)
-            if entry in step.stale or not step.delivered:
-                yield step, entry
+        except ValueError:
+            continue
+        if entry in step.stale or not step.delivered:
+            yield step, entry
 
 
 def resolve(window: Window, step: InFlightStep, num_entries: int) -> bool:

@@ -8,6 +8,9 @@ A worker is not trusted. An answer in the wrong shape, for the wrong position or
 `WorkerLost`: the shell replaces the worker, and its requests compute again.
 """
 
+from itertools import accumulate
+from operator import le
+
 from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import (
     Event,
@@ -100,31 +103,39 @@ def _complete_decode(step: InFlightStep, command: CompleteStep) -> list[Event]:
 
 def _complete_current(step: InFlightStep, command: CompleteStep) -> list[Event]:
     """Every entry is current, but some are chunks or have drafts."""
-    ends: list[Event] = []
-    counts, token_ids, returned = list(command.counts), command.token_ids, set(command.token_ids)
     lengths = [len(request.tokens) for request in step.requests]
-    cut, offset = False, 0
-    for entry, (request, count, known) in enumerate(zip(step.requests, command.counts, lengths, strict=True)):
-        if not count:
-            continue
-        if command.positions[entry] != known:
-            _check_position(request, step, command.positions[entry])
-        if known + count >= request.max_total_tokens or not request.stop_ids.isdisjoint(returned):
-            tokens = token_ids[offset : offset + count]
-            counts[entry] = len(_kept(ends, request, tokens, command.time_ns, refused=False))
-            cut = cut or counts[entry] < count
-        offset += count
-    if cut:
-        token_ids = _cut(command, counts)
+    if lengths != command.positions:
+        for request, position, count in zip(step.requests, command.positions, command.counts, strict=True):
+            if count:
+                _check_position(request, step, position)
+    ends: list[Event] = []
+    counts = _counts_kept(step, command, lengths, ends)
     delivered = OutputDelivered(
         step=step.step,
         handles=step.handles,
-        token_ids=token_ids,
+        token_ids=command.token_ids if counts == command.counts else _cut(command, counts),
         first_output_indices=_first_indices(step, lengths),
         counts=[] if counts.count(1) == len(counts) else counts,
-        accepted_drafts=[max(count - 1, 0) for count in command.counts] if step.num_drafts else [],
+        accepted_drafts=[count - 1 if count else 0 for count in command.counts] if step.num_drafts else [],
     )
     return [delivered, *ends]
+
+
+def _counts_kept(step: InFlightStep, command: CompleteStep, lengths: list[int], ends: list[Event]) -> list[int]:
+    """How many of each entry's tokens are kept; whoever ends with one of them is added to `ends`."""
+    returned = set(command.token_ids)
+    ending = [
+        entry
+        for entry, (request, length, count) in enumerate(zip(step.requests, lengths, command.counts, strict=True))
+        if length + count >= request.max_total_tokens or not request.stop_ids.isdisjoint(returned)
+    ]
+    if not ending:
+        return command.counts
+    counts, offsets = list(command.counts), list(accumulate(command.counts, initial=0))
+    for entry in ending:
+        tokens = command.token_ids[offsets[entry] : offsets[entry + 1]]
+        counts[entry] = len(_kept(ends, step.requests[entry], tokens, command.time_ns, refused=False))
+    return counts
 
 
 def _first_indices(step: InFlightStep, lengths: list[int]) -> list[int]:
@@ -236,10 +247,10 @@ def _check_shape(step: InFlightStep, command: CompleteStep, vocab_size: int) -> 
     for entry in step.chunk_entries:
         most[entry] = 0
     if step.num_drafts:
-        right = all(min(m, 1) <= count <= m for count, m in zip(command.counts, most, strict=True))
+        right = all(map(le, command.counts, most)) and command.counts.count(0) == len(step.chunk_entries)
     else:
         right = command.counts == most
-    if not right or len(command.token_ids) != sum(command.counts):
+    if not right or min(command.counts) < 0 or len(command.token_ids) != sum(command.counts):
         raise WorkerLost(
             f"worker answered step {step.step} with counts {command.counts[:20]} and {len(command.token_ids)} tokens; "
             f"at most {most[:20]} were asked for"

@@ -38,7 +38,7 @@ from refold.journal.events import (
 from refold.projections import blocks, encoder, queues, requests, steps
 from refold.projections.encoder import EncoderCache
 from refold.projections.requests import IDLE, PREEMPTED, RUNNING, WAITING, Request
-from refold.projections.steps import InFlightStep, PendingPublication
+from refold.projections.steps import InFlightStep
 from refold.scheduler.state import State
 
 
@@ -215,8 +215,9 @@ def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start:
     elif state.config.speculation != "off":
         requests.schedule_drafts(entries, [0] * len(entries))
     if state.config.enable_prefix_caching:
-        for request in [r for r in entries if r.num_computed_tokens // block_size > r.num_published_blocks]:
-            _publish_filled(state, step, request)
+        for request in [r for r in entries if len(r.block_hashes) > r.num_published_blocks]:
+            if request.num_computed_tokens // block_size > request.num_published_blocks:
+                _publish_known(state, step, request)
 
 
 def _allocate(state: State, request: Request, block_ids: list[int]) -> list[int]:
@@ -239,18 +240,15 @@ def _admit(state: State, request: Request, admission: Admission) -> None:
     request.num_computed_tokens = len(admission.hit_block_ids) * state.pool.block_size
 
 
-def _publish_filled(state: State, step: InFlightStep, request: Request) -> None:
-    """Publish what `step` fills: now if the tokens are known, when it comes back if they aren't yet."""
+def _publish_known(state: State, step: InFlightStep, request: Request) -> None:
+    """Publish what `step` fills with tokens that are known already."""
     full = request.num_computed_tokens // state.pool.block_size
     known = min(full, len(request.block_hashes))
     assert len(request.block_ids) >= full, (request.request_id, len(request.block_ids), full)
-    if known > request.num_published_blocks:
-        for i in range(request.num_published_blocks, known):
-            blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], step.step)
-            step.written.append(request.block_ids[i])
-        request.num_published_blocks = known
-    if full > known:
-        step.pending_publications.append(PendingPublication(request, request.epoch, full))
+    for i in range(request.num_published_blocks, known):
+        blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], step.step)
+        step.written.append(request.block_ids[i])
+    request.num_published_blocks = known
 
 
 def _request_preempted(state: State, event: RequestPreempted) -> None:
@@ -289,14 +287,15 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
     assert event.first_output_indices == [
         len(r.tokens) - r.num_prompt_tokens + r.num_earlier_outputs for r in entries
     ], event.step
-    sampling = [r for r, count in zip(entries, event.counts, strict=True) if count] if event.counts else entries
-    requests.settle_current(entries, num_tokens, sampling)
     if num_drafts:
-        requests.settle_drafts(entries, num_drafts, event.counts or [1] * len(entries))
-    if event.counts:
-        requests.append_runs(entries, event.counts, event.token_ids, _hashed_block_size(state))
+        requests.settle_drafts(entries, num_tokens, num_drafts, event.counts or [1] * len(entries))
     else:
-        requests.append_tokens(entries, event.token_ids, _hashed_block_size(state))
+        sampling = [r for r, count in zip(entries, event.counts, strict=True) if count] if event.counts else entries
+        requests.settle_current(entries, num_tokens, sampling)
+    if event.counts:
+        step.filled = requests.append_runs(entries, event.counts, event.token_ids, _hashed_block_size(state))
+    else:
+        step.filled = requests.append_tokens(entries, event.token_ids, _hashed_block_size(state))
     for request in entries if state.encoder.sizes else ():
         _let_go_media(state, request, request.next_position)
     step.delivered = True
@@ -329,14 +328,12 @@ def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
     if not steps.resolve(state.window, step, num_entries):
         return
     blocks.step_came_back(state.pool, step.step, step.written)
-    for request, epoch, full in step.pending_publications:
-        if request.epoch != epoch:
-            continue
+    for request in step.filled:
         # The last token is known but not computed: where drafts were rejected, its place holds another's keys and values.
-        known = min(full, len(request.block_hashes), (len(request.tokens) - 1) // state.pool.block_size)
-        for i in range(request.num_published_blocks, known):
+        full = (len(request.tokens) - 1) // state.pool.block_size
+        for i in range(request.num_published_blocks, full):
             blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], None)
-        request.num_published_blocks = max(request.num_published_blocks, known)
+        request.num_published_blocks = max(request.num_published_blocks, full)
 
 
 def _request_finished(state: State, event: RequestFinished) -> None:

@@ -13,10 +13,12 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
+from itertools import repeat
+
 from refold.journal.events import Admission, Event
 from refold.projections.requests import WAITING, Request
 from refold.scheduler import shaping
-from refold.scheduler.scratch import Plan
+from refold.scheduler.scratch import NO_HIT, Hit, Plan
 from refold.scheduler.state import State
 
 
@@ -62,8 +64,8 @@ def _plan_running(plan: Plan) -> None:
             plan.allocate(new_block_ids)
         if shape is not None:
             plan.note_shape(n, shape)
-        elif n != 1:
-            plan.draft_counts[len(handles)] = n - 1
+        elif num_drafts:
+            plan.draft_counts.append(n - 1)
         handles.append(request.handle)
         num_tokens.append(n)
         first_positions.append(first)
@@ -103,11 +105,11 @@ def _plan_waiting(plan: Plan) -> None:
             return
         if _passed_over(plan, request, held_back) or request.handle in plan.admitted:
             continue
-        hit = [] if request.block_ids else _prefix_hit(plan, request)
+        hit = _prefix_hit(plan, request)
         while not _fits(plan, hit, needed := _needed_blocks(plan, request, hit)):
             if plan.starved or not plan.reclaim_session(request, needed, include_waiting=plan.num_running == 0):
                 return
-            hit = [] if request.block_ids else _prefix_hit(plan, request)
+            hit = _prefix_hit(plan, request)
         _admit(plan, request, hit)
 
 
@@ -130,17 +132,17 @@ def _holders(state: State) -> list[Request]:
     return sorted(holders, key=lambda r: r.queue_key)
 
 
-def _admit(plan: Plan, request: Request, hit: list[int]) -> None:
-    first = request.num_computed_tokens if request.block_ids else len(hit) * plan.block_size
+def _admit(plan: Plan, request: Request, hit: Hit) -> None:
+    first = request.num_computed_tokens if request.block_ids else len(hit.block_ids) * plan.block_size
     shape = shaping.waiting(plan, request, first)
     n = shape.num_tokens
     if n == 0:
         return
-    held = request.block_ids or hit
-    plan.free.share(hit)
+    held = request.block_ids or hit.block_ids
+    plan.free.share(hit.idle)
     missing = -(-(first + n) // plan.block_size) - len(held)
     new_block_ids = plan.free.take(missing) if missing > 0 else []
-    plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit))
+    plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit.block_ids))
     plan.admitted.add(request.handle)
     if new_block_ids:
         plan.allocate(new_block_ids)
@@ -153,31 +155,49 @@ def _admit(plan: Plan, request: Request, hit: list[int]) -> None:
     _promise(plan, request, held + new_block_ids, first // plan.block_size, (first + n) // plan.block_size)
 
 
-def _prefix_hit(plan: Plan, request: Request) -> list[int]:
+def _prefix_hit(plan: Plan, request: Request) -> Hit:
     """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
+    if request.block_ids:
+        return NO_HIT
+    known = _known_prefix(plan, request)
+    if not plan.free.released and 0 not in map(plan.state.pool.ref_counts.__getitem__, known):
+        return Hit(known, [])
+    usable = known[: _num_usable(plan, request, known)]
+    return Hit(usable, plan.free.idle(usable))
+
+
+def _known_prefix(plan: Plan, request: Request) -> list[int]:
+    """The blocks with the request's hashes, in the pool or promised by this plan, up to the first that isn't there."""
+    by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
+    hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
+    known = list(map(by_hash.get, hashes, repeat(-1)))
+    if -1 in known:
+        del known[known.index(-1) :]
+        for content_hash in hashes[len(known) :] if promised else ():
+            block = by_hash.get(content_hash, promised.get(content_hash))
+            if block is None:
+                break
+            known.append(block)
+    return known
+
+
+def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:
+    """How many of the known blocks this plan may share: up to the first that it gives away, or that is behind a fence."""
     pool, free, promised = plan.state.pool, plan.free, plan.hashes
-    hashes = request.block_hashes[: (len(request.tokens) - 1) // pool.block_size]
-    found = list(map(pool.block_by_hash.get, hashes))
-    if promised and None in found:
-        found = [block if block is not None else promised.get(h) for block, h in zip(found, hashes, strict=True)]
-    length = found.index(None) if None in found else len(found)
-    hit = [block for block in found[:length] if block is not None]
-    counts = pool.ref_counts
-    if not free.released and 0 not in map(counts.__getitem__, hit):
-        return hit
-    for index, (content_hash, block) in enumerate(zip(hashes, hit, strict=False)):
-        if counts[block] == 0 and promised.get(content_hash) == block:
+    for index, (content_hash, block) in enumerate(zip(request.block_hashes, known, strict=False)):
+        idle = pool.ref_counts[block] == 0
+        if idle and promised.get(content_hash) == block:
             continue  # taken by this very plan, for somebody who is about to write it
-        if block in free.released or (counts[block] == 0 and (block in free.evicted or pool.is_fenced(block))):
-            return hit[:index]
-    return hit
+        if block in free.released or (idle and (block in free.evicted or pool.is_fenced(block))):
+            return index
+    return len(known)
 
 
-def _needed_blocks(plan: Plan, request: Request, hit: list[int]) -> int:
+def _needed_blocks(plan: Plan, request: Request, hit: Hit) -> int:
     """What must be free for a waiting request to come in: for its known tokens (or its first chunk), and the watermark."""
     config, block_size = plan.state.config, plan.block_size
-    held = request.block_ids or hit
-    first = request.num_computed_tokens if request.block_ids else len(hit) * block_size
+    held = request.block_ids or hit.block_ids
+    first = request.num_computed_tokens if request.block_ids else len(held) * block_size
     n = len(request.tokens) - first
     if not config.admit_full_sequence:
         n = shaping.capped(n, config, plan.token_budget)
@@ -185,9 +205,9 @@ def _needed_blocks(plan: Plan, request: Request, hit: list[int]) -> int:
     return max(missing, 0) + (config.watermark_blocks if plan.num_running else 0)
 
 
-def _fits(plan: Plan, hit: list[int], needed: int) -> bool:
+def _fits(plan: Plan, hit: Hit, needed: int) -> bool:
     """Whether `needed` blocks are free beside the hit. Those behind a fence are as good as free: nobody else gives way."""
-    room = plan.free.num_free - plan.free.num_idle(hit)
+    room = plan.free.num_free - len(hit.idle)
     plan.starved = room < needed <= room + plan.free.num_fenced
     return needed <= room
 

@@ -64,21 +64,15 @@ class FreeBlocks:
         assert len(taken) == count, (len(taken), count)
         return taken
 
-    def num_idle(self, hit: list[int]) -> int:
-        """How many of these cached blocks are free now: sharing them uses up free blocks."""
-        return len(self._idle(hit))
+    def idle(self, block_ids: list[int]) -> list[int]:
+        """Which of these cached blocks nobody owns now: sharing them uses up free blocks."""
+        counts = self._pool.ref_counts
+        return [block for block in block_ids if counts[block] == 0 and block not in self._shared]
 
-    def share(self, hit: list[int]) -> None:
-        """Own cached blocks."""
-        idle = self._idle(hit)
+    def share(self, idle: list[int]) -> None:
+        """Own cached blocks that nobody owned."""
         self.num_free -= len(idle)
         self._shared.update(idle)
-
-    def _idle(self, hit: list[int]) -> list[int]:
-        counts = self._pool.ref_counts
-        if 0 not in map(counts.__getitem__, hit):
-            return []
-        return [block for block in hit if counts[block] == 0 and block not in self._shared]
 
     def own(self, block: int) -> None:
         """A block that this plan has taken already: whoever shares it uses up nothing."""
@@ -113,6 +107,16 @@ class FreeBlocks:
         yield from self._cached
         while self._yielded:
             yield self._yielded.pop(0)
+
+
+class Hit(NamedTuple):
+    """Cached blocks that hold a request's prefix; of them, `idle` belong to nobody yet and count as free."""
+
+    block_ids: list[int]
+    idle: list[int]
+
+
+NO_HIT = Hit([], [])
 
 
 class EncoderProposal(NamedTuple):
@@ -242,7 +246,7 @@ class Plan:
         self.num_tokens: list[int] = []
         self.first_positions: list[int] = []
         self.chunk_entries: list[int] = []
-        self.draft_counts: dict[int, int] = {}
+        self.draft_counts: list[int] = []  # of every entry, where the plan drafts
         self.drafts: list[Drafts] = []
         self.encoder_inputs: list[EncoderInput] = []
         self.admissions: list[Admission] = []
@@ -255,10 +259,10 @@ class Plan:
         assert 1 <= n <= self.token_budget, (entry, n, self.token_budget)
         if shape.is_chunk:
             self.chunk_entries.append(entry)
-        if shape.num_drafts:
-            self.draft_counts[entry] = shape.num_drafts
-            if shape.draft_token_ids:
-                self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
+        if self.num_drafts:
+            self.draft_counts.append(shape.num_drafts)
+        if shape.draft_token_ids:
+            self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
         if shape.encoder is not None:
             self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
 
@@ -303,7 +307,6 @@ class Plan:
         """The plan as facts: the preemptions, then the step if it has an entry."""
         if not self.handles:
             return list(self.preemptions)
-        counts = self.draft_counts
         step = StepScheduled(
             step=self.state.window.next_step,
             handles=self.handles,
@@ -313,7 +316,7 @@ class Plan:
             admissions=self.admissions,
             allocations=self.allocations,
             evicted_block_ids=list(self.free.evicted),
-            num_drafts=[counts.get(entry, 0) for entry in range(len(self.handles))] if counts else [],
+            num_drafts=self.draft_counts if any(self.draft_counts) else [],
             drafts=self.drafts,
             encoder_inputs=self.encoder_inputs,
             encoder_evictions=self.encoder.evictions,

@@ -97,13 +97,14 @@ def canonical(state: State) -> dict[str, object]:
 
 
 def _canonical_request(r: Request) -> list[object]:
-    return [getattr(r, name) for name in _REQUEST_FIELDS] + [sorted(r.media_held), list(r.chunks)]
+    columns = [getattr(r, name) for name in _REQUEST_FIELDS]
+    columns[_REQUEST_FIELDS.index("tokens")] = list(r.tokens)
+    return [*columns, sorted(r.media_held), list(r.chunks)]
 
 
 def _canonical_step(s: InFlightStep) -> list[object]:
-    pending = [[p.request.handle, p.epoch, p.num_full_blocks] for p in s.pending_publications]
     columns = [s.step, s.handles, s.num_tokens, s.epochs, sorted(s.chunk_entries), s.num_drafts, s.encoded]
-    return [*columns, sorted(s.stale.items()), s.delivered, s.num_unresolved, s.written, pending]
+    return [*columns, sorted(s.stale.items()), s.delivered, s.num_unresolved, s.written, [r.handle for r in s.filled]]
 
 
 # Spelled out, not read off the class: recorded digests must stay what they are when a slot is added for another reason.

@@ -141,7 +141,7 @@ COMPLETION = (
     _fault(
         "rejected_stay_computed",
         "Rejected drafts stay counted as computed.",
-        (_REQUESTS + "settle_drafts", "request.num_computed_tokens -= drafts + 1 - count", "pass"),
+        (_REQUESTS + "settle_drafts", "request.num_computed_tokens -= rejected", "pass"),
     ),
     _fault(
         "trim_forgotten",
@@ -242,7 +242,7 @@ BLOCKS = (
         "published_at_schedule",
         "A block is published as soon as one of its places is scheduled, not when all are.",
         (
-            _FOLD + "_publish_filled",
+            _FOLD + "_publish_known",
             "full = request.num_computed_tokens // state.pool.block_size",
             "full = -(-request.num_computed_tokens // state.pool.block_size)",
         ),
@@ -267,24 +267,30 @@ BLOCKS = (
             "(len(request.tokens) - 1) // state.pool.block_size",
             "len(request.tokens) // state.pool.block_size",
         ),
+        (_REQUESTS + "append_tokens", "if over or block_size == 1:", "if True:"),
+        (_REQUESTS + "append_runs", "if over < count:", "if True:"),
     ),
     _fault(
         "published_for_another_epoch",
         "A step publishes for a request that has since been preempted.",
-        (_FOLD + "_resolve", "if request.epoch != epoch:", "if False:"),
+        (
+            _FOLD + "_stale_output_consumed",
+            "            requests.append_tokens(",
+            "            step.filled += requests.append_tokens(",
+        ),
     ),
     _fault(
         "hits_ignored",
         "A known prefix is computed again.",
-        (_PLAN + "_prefix_hit", "length = found.index(None) if None in found else len(found)", "length = 0"),
+        (_PLAN + "_prefix_hit", "if request.block_ids:", "if True:"),
     ),
     _fault(
         "whole_prompt_hit",
         "A prompt that is known whole is hit whole: nothing is left to sample from.",
         (
-            _PLAN + "_prefix_hit",
-            "(len(request.tokens) - 1) // pool.block_size",
-            "len(request.tokens) // pool.block_size",
+            _PLAN + "_known_prefix",
+            "(len(request.tokens) - 1) // plan.block_size",
+            "len(request.tokens) // plan.block_size",
         ),
     ),
     _fault(

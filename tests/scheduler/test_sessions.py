@@ -98,7 +98,7 @@ def test_the_next_chunk_takes_the_place_of_the_last_token_and_only_it_is_compute
     assert story(extend(drive, "s", [11, 12, 13])) == ["SessionExtended"]
 
     session = named(drive, "s")
-    assert session.tokens == [*spoken[:-1], 11, 12, 13]
+    assert list(session.tokens) == [*spoken[:-1], 11, 12, 13]
     assert (session.num_prompt_tokens, session.num_output_tokens) == (11, 0), "what was spoken is prompt now"
     assert (session.status, where(drive, "s")) == (WAITING, ["waiting"])
     events = drive.schedule()
@@ -118,7 +118,7 @@ def test_a_chunk_that_comes_early_waits_for_the_turn_to_end() -> None:
     extend(drive, "s", [11, 12], max_tokens=2)
     extend(drive, "s", [13], max_tokens=1)
 
-    assert named(drive, "s").tokens == before
+    assert list(named(drive, "s").tokens) == before
     assert where(drive, "s") == ["running"]
     drive.complete()
     drive.schedule()
