@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from refold.journal import events
+from refold.journal.content import TAKEN
 
 PAGE = Path(__file__).parent / "reference" / "events.md"
 
@@ -21,8 +22,9 @@ HEAD = """<!-- Written by docs/generate_events.py from journal/events.py: edit t
 
 # Events
 
-Schema version {version}. A record of the journal holds a JSON array of events; each is an object whose `type` is one of the
-names below. Unknown fields and types are refused.
+Schema version {version}. The body of a record is a JSON array of events; each is an object whose `type` is one of the names
+below. Unknown fields and types are refused. These columns are not in the body, where their length stands in their place, but in
+the record's content, an array that begins with a salt and has them in the same order: {taken}.
 
 {theory}
 
@@ -148,10 +150,14 @@ MEANINGS = {
 def page() -> str:
     """The whole page."""
     module_text = inspect.cleandoc(events.__doc__ or "").partition("\n\n")[2]
-    parts = [HEAD.format(version=events.SCHEMA_VERSION, theory=module_text)]
+    parts = [HEAD.format(version=events.SCHEMA_VERSION, theory=module_text, taken=_taken())]
     parts += [_section(event, "##") for event in events.EVENT_TYPES]
     parts += ["## Parts of events\n\n", *(_section(part, "###") for part in NESTED)]
     return "".join(parts).rstrip("\n") + "\n"
+
+
+def _taken() -> str:
+    return ", ".join(f"`{event.__name__}.{field}`" for event, field in TAKEN.items())
 
 
 def meaning(struct: str, field: str) -> str:

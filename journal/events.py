@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 StalePolicy = Literal["deliver", "drop"]
 FinishReason = Literal["stop", "length", "abort", "error", "capacity"]

@@ -31,7 +31,7 @@ import pytest
 
 from refold.journal.codec import decode, encode
 from refold.journal.errors import Fenced, JournalError, JournalOwned, PositionConflict
-from refold.journal.events import Event, RequestAborted
+from refold.journal.events import DraftsProposed, Event, RequestAborted
 from refold.journal.record import EMPTY_HEAD, GENESIS_HASH, Head, Record, head_after, seal
 from refold.journal.store import DEFAULT_STREAM, JournalReader, JournalStore
 from refold.journal.verify import verified, verify_stream
@@ -43,11 +43,15 @@ _TEXTS = ("", "plain", "\0 \x01 \x7f", "é\u2028\ufeff\U0001f600", "'; DROP TABL
 
 
 def make_records(head: Head, count: int, *, cause: str = "test", time_ns: int = 1_000) -> list[Record]:
-    """`count` records that continue `head`; each holds one event, whose handle is the record's position."""
+    """`count` records that continue `head`; each holds two events, whose handle is the record's position.
+
+    The second has a content.
+    """
     records: list[Record] = []
     for _ in range(count):
         event = RequestAborted(handle=head.position, cause=cause)
-        records.append(seal(head, time_ns + head.position, encode([event])))
+        said = DraftsProposed(handle=head.position, token_ids=[7, head.position])
+        records.append(seal(head, time_ns + head.position, *encode([event, said], salt=cause)))
         head = head_after(records[-1])
     return records
 
@@ -105,14 +109,14 @@ class JournalStoreContract:
         (stored,) = store.read()
         event: Event = RequestAborted(handle=0, cause=text)
         assert stored == records[0]
-        assert decode(stored) == [event]
+        assert decode(stored) == [event, DraftsProposed(handle=0, token_ids=[7, 0])]
 
     def test_extreme_times_and_a_large_body_survive(self, store_factory: StoreFactory) -> None:
         store = store_factory()
         head = store.open_stream()
         for time_ns, size in ((2**63 - 1, 10), (-(2**63), 10), (0, 1 << 20)):
             head = store.append(
-                DEFAULT_STREAM, [seal(head, time_ns, encode([RequestAborted(handle=1, cause="x" * size)]))]
+                DEFAULT_STREAM, [seal(head, time_ns, *encode([RequestAborted(handle=1, cause="x" * size)]))]
             )
         assert verify_stream(store) == head
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator
 
 from refold.journal.errors import JournalCorrupt
-from refold.journal.record import EMPTY_HEAD, Head, Record, chain_hash, head_after
+from refold.journal.record import EMPTY_HEAD, Head, Record, has_whole_content, hash_after, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
 
@@ -44,6 +44,8 @@ def verified(records: Iterable[Record], start_head: Head = EMPTY_HEAD, expect: H
                 "reordered",
                 f"was written in engine epoch {record.engine_epoch}, after one of epoch {head.engine_epoch}",
             )
+        if not has_whole_content(record):
+            raise _corrupt(record.position, "edited", "has another content than the one that was written")
         head = head_after(record)
         _check_expected(head, expect)
         yield record
@@ -88,10 +90,8 @@ def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect
 def _follows(head: Head, record: Record) -> bool:
     """Whether the record's hash is right for this place in the chain, whatever its own idea of its position."""
     try:
-        return record.hash == chain_hash(
-            head.hash, head.position, record.engine_epoch, record.schema_version, record.time_ns, record.body
-        )
-    except (struct.error, TypeError):  # a damaged field out of its range or of another type
+        return record.hash == hash_after(head, record)
+    except (struct.error, TypeError, ValueError):  # a damaged field out of its range or of another type
         return False
 
 

@@ -12,12 +12,14 @@ When the store fails, the first cause is kept, nothing after it is ever reported
 journal reads the head again. The port alone decides what is durable; how long to wait for it is the engine's choice.
 """
 
+import os
 import threading
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from refold.journal.codec import encode
+from refold.journal.codec import Encoded, encode
 from refold.journal.errors import JournalError
 from refold.journal.events import Event
 from refold.journal.record import Head, Record, head_after, seal
@@ -30,6 +32,11 @@ _IDLE_S = 1.0
 
 def _ignore(_news: object) -> None:
     """A callback of someone who asks instead."""
+
+
+def fresh_salt() -> str:
+    """96 random bits: nobody finds a content that was erased by trying contents."""
+    return b64encode(os.urandom(12)).decode()
 
 
 @runtime_checkable
@@ -73,7 +80,7 @@ class JournalWriter:
         self._on_failed = on_failed
         self._max_pending_records = max_pending_records
         self._changed = threading.Condition()
-        self._pending: deque[tuple[int, bytes]] = deque()
+        self._pending: deque[tuple[int, Encoded]] = deque()
         self._taken = head.position  # the position of the first pending record
         self._durable = head.position
         self._failure: JournalError | None = None
@@ -90,13 +97,13 @@ class JournalWriter:
         """
         assert events, "a record holds at least one event"
         assert 0 <= time_ns < 1 << 63, f"time_ns {time_ns} is no wall clock"
-        body = encode(events)
+        encoded = encode(events, fresh_salt())
         with self._changed:
             if self._failure is not None:
                 raise self._failure
             if self._closing:
                 raise JournalError("the journal writer is closed: open the journal again")
-            self._pending.append((time_ns, body))
+            self._pending.append((time_ns, encoded))
             position = self._taken + len(self._pending) - 1
             if position == self._taken:
                 self._changed.notify_all()
@@ -170,7 +177,7 @@ class JournalWriter:
             failure.__cause__ = error
             self._fail(failure)
 
-    def _next_group(self) -> list[tuple[int, bytes]]:
+    def _next_group(self) -> list[tuple[int, Encoded]]:
         """Wait for records and take a bounded number of them; empty when the writer is closed and all is done."""
         with self._changed:
             in_time = self._changed.wait_for(self._has_work, _IDLE_S)
@@ -178,22 +185,22 @@ class JournalWriter:
             self._maintain(idle=True)
         with self._changed:
             self._changed.wait_for(self._has_work)
-            group: list[tuple[int, bytes]] = []
+            group: list[tuple[int, Encoded]] = []
             num_bytes = 0
             while self._pending and len(group) < MAX_GROUP_RECORDS and num_bytes < MAX_GROUP_BYTES:
                 group.append(self._pending.popleft())
-                num_bytes += len(group[-1][1])
+                num_bytes += sum(map(len, group[-1][1]))
             self._taken += len(group)
             return group
 
     def _has_work(self) -> bool:
         return bool(self._pending) or self._closing
 
-    def _commit(self, head: Head, group: list[tuple[int, bytes]]) -> Head:
+    def _commit(self, head: Head, group: list[tuple[int, Encoded]]) -> Head:
         records: list[Record] = []
         after = head
-        for time_ns, body in group:
-            records.append(seal(after, time_ns, body))
+        for time_ns, encoded in group:
+            records.append(seal(after, time_ns, *encoded))
             after = head_after(records[-1])
         stored = self._store.append(self._stream, records)
         assert stored == after, f"the store's head {stored.position} is not the writer's {after.position}"

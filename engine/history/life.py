@@ -249,8 +249,8 @@ class LifeStory:
     def _tell(self, kind: str, **facts: object) -> None:
         assert self._record is not None
         assert self.life is not None
-        position, engine_epoch, _, time_ns, _, _ = self._record
-        self.life.moments.append(Moment(position, time_ns, engine_epoch, kind, facts))
+        record = self._record
+        self.life.moments.append(Moment(record.position, record.time_ns, record.engine_epoch, kind, facts))
 
 
 _TELLERS: dict[type[Event], Callable[[LifeStory, Life, Any], None]] = {

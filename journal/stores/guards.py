@@ -7,7 +7,7 @@ makes a stream that a reader can trust: dense positions, one chain, epochs that 
 from collections.abc import Sequence
 
 from refold.journal.errors import Fenced, JournalCorrupt, JournalError, PositionConflict
-from refold.journal.record import EMPTY_HEAD, Head, Record, chain_hash, head_after
+from refold.journal.record import EMPTY_HEAD, Head, Record, hash_after, head_after
 
 _MAX_NAME_LENGTH = 200
 
@@ -44,7 +44,7 @@ def check_continues(head: Head, records: Sequence[Record]) -> Head:
                 f"record {record.position} was made in engine epoch {record.engine_epoch}, the stream was opened in "
                 f"{head.engine_epoch}: open it again"
             )
-    if first.hash != chain_hash(head.hash, *first[:5]):
+    if first.hash != hash_after(head, first):
         raise PositionConflict(f"record {first.position} is chained to another history: open the stream again")
     return head_after(records[-1])
 

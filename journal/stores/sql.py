@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
-from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.record import EMPTY_HEAD, Head, Record, content_to_store, restored, size_of
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores import sqlite_engine
 from refold.journal.stores.guards import check_continues, check_stream_name, check_tail, not_open, refuse
@@ -35,8 +35,9 @@ UPDATE journal_streams SET head_position = ?, head_hash = ?
 WHERE stream_id = ? AND engine_epoch = ? AND head_position = ? AND head_hash = ?
 """
 _INSERT = """
-INSERT INTO journal_records (stream_id, position, engine_epoch, schema_version, time_ns, body, hash)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO journal_records
+(stream_id, position, engine_epoch, schema_version, time_ns, body, content, content_hash, hash)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _S, _R = journal_streams.c, journal_records.c
 _HEAD_COLUMNS = (_S.head_position, _S.head_hash, _S.engine_epoch)
@@ -97,13 +98,13 @@ class SqlStore:
             if opened is None:
                 raise not_open(stream)
             after = check_continues(opened.head, records)
-            rows = [(opened.stream_id, *record[:4], record.body.decode(), record.hash) for record in records]
+            rows = [(opened.stream_id, *record_to_row(record)) for record in records]
             try:
                 self._append_rows(stream, opened, after, rows)
             except sa.exc.SQLAlchemyError as error:
                 self._settle(stream, opened.head, after, error)
             self._opened[stream] = _Opened(opened.stream_id, after)
-            self._wal_bytes += _PAGE_BYTES * (_PAGES_PER_COMMIT + len(rows)) + sum(len(r.body) for r in records)
+            self._wal_bytes += _PAGE_BYTES * (_PAGES_PER_COMMIT + len(rows)) + sum(map(size_of, records))
             if self._wal_bytes > 4 * WAL_BOUND_BYTES:
                 self.maintain()
             return after
@@ -115,7 +116,7 @@ class SqlStore:
         while start < end:
             page = self._query(PAGE_SQL, (stream, start, end, PAGE_RECORDS))
             for row in page:
-                yield Record._make(row)
+                yield restored(row)
             if len(page) < PAGE_RECORDS:
                 return
             start = page[-1][0] + 1
@@ -263,3 +264,10 @@ def _save_epoch(connection: sa.Connection, stream: str, stream_id: int | None, h
     key = inserted.inserted_primary_key
     assert key is not None
     return int(key[0])
+
+
+def record_to_row(record: Record) -> tuple[Any, ...]:
+    """A record's columns, in the order of `_INSERT`, the stream apart."""
+    content, content_hash = content_to_store(record)
+    text = None if content is None else content.decode()
+    return (*record[:4], record.body.decode(), text, content_hash, record.hash)

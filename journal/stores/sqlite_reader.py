@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from refold.journal.errors import JournalError
-from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.sqlite_file import connect_readonly, explain, require_current
 
@@ -23,7 +23,10 @@ HEAD_SQL = "SELECT head_position, head_hash, engine_epoch FROM journal_streams W
 # stream ids is on the row itself (the index search trusts its order), so a row with a damaged stream id isn't found.
 PAGE_SQL = """
 SELECT r.position, r.engine_epoch, r.schema_version, r.time_ns,
-    CASE typeof(r.body) WHEN 'text' THEN CAST(r.body AS BLOB) END, CASE typeof(r.hash) WHEN 'blob' THEN r.hash END
+    CASE typeof(r.body) WHEN 'text' THEN CAST(r.body AS BLOB) END,
+    CASE typeof(r.content) WHEN 'text' THEN CAST(r.content AS BLOB) WHEN 'null' THEN NULL ELSE x'00' END,
+    CASE typeof(r.content_hash) WHEN 'blob' THEN r.content_hash WHEN 'null' THEN NULL ELSE x'00' END,
+    CASE typeof(r.hash) WHEN 'blob' THEN r.hash END
 FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
 WHERE s.name = ? AND +r.stream_id = s.stream_id AND r.position >= ? AND r.position < ? ORDER BY r.position LIMIT ?
 """
@@ -52,7 +55,7 @@ class SqliteReader:
         end = FOREVER if stop is None else stop
         while start < end:
             page = self._fetch(PAGE_SQL, (stream, start, end, PAGE_RECORDS), start)
-            yield from map(Record._make, page)
+            yield from map(restored, page)
             if len(page) < PAGE_RECORDS:
                 return
             start = page[-1][0] + 1

@@ -1,7 +1,9 @@
 """The journal's tables, described once for every SQL database.
 
 `journal_records` is the truth. `journal_streams` holds each stream's head, which makes an append a compare-and-swap, and
-its engine epoch, which fences a writer that lost the stream. `body` is text, so `sqlite3`, `psql` and `jq` read it.
+its engine epoch, which fences a writer that lost the stream. `body` and `content` are text, so `sqlite3`, `psql` and `jq` read
+them. `content` is null in rows of schema version 1, which have none, and where it was erased; `content_hash` is null where it
+follows from the content.
 
 On SQLite the tables are STRICT (a wrong type is refused, not stored), and `journal_records` is WITHOUT ROWID: one b-tree
 holds each row once, so that no column can be read from an index while another copy of it lies damaged in the table.
@@ -43,6 +45,8 @@ journal_records = sa.Table(
     sa.Column("time_ns", BIG, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("hash", sa.LargeBinary, nullable=False),
+    sa.Column("content", sa.Text),
+    sa.Column("content_hash", sa.LargeBinary),
     sa.PrimaryKeyConstraint("stream_id", "position"),
     sqlite_strict=True,
     sqlite_with_rowid=False,

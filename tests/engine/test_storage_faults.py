@@ -203,10 +203,10 @@ def test_a_changed_record_is_found_at_open() -> None:
     assert (caught.value.position, caught.value.kind) == (place, "edited")
 
 
-def forge(journal: MemoryJournal, body: bytes) -> int:
+def forge(journal: MemoryJournal, body: bytes, content: bytes = b"") -> int:
     """Append a record that is well chained, whatever it says; returns its position."""
     head = journal.heads["main"]
-    record = seal(head, 0, body)
+    record = seal(head, 0, body, content)
     journal.records["main"].append(record)
     journal.heads["main"] = head_after(record)
     return record.position
@@ -215,7 +215,7 @@ def forge(journal: MemoryJournal, body: bytes) -> int:
 def test_a_record_that_contradicts_the_state_is_found_at_open() -> None:
     journal = finished_journal()
     event = OutputDelivered(step=10**6, handles=[1], token_ids=[1], first_output_indices=[0])
-    position = forge(journal, encode([event]))
+    position = forge(journal, *encode([event]))
     with pytest.raises(JournalCorrupt, match=f"record {position}: OutputDelivered contradicts") as caught:
         Engine(MODEL, MemoryStore(journal)).open()
     assert caught.value.position == position
@@ -223,7 +223,7 @@ def test_a_record_that_contradicts_the_state_is_found_at_open() -> None:
 
 def test_a_digest_that_the_state_doesnt_have_is_found_at_open() -> None:
     journal = finished_journal()
-    position = forge(journal, encode([StateDigest(digest="0" * 64)]))
+    position = forge(journal, *encode([StateDigest(digest="0" * 64)]))
     with pytest.raises(InvariantViolation, match=f"record {position} says that the state hashed to 0000"):
         Engine(MODEL, MemoryStore(journal)).open()
 
@@ -231,7 +231,7 @@ def test_a_digest_that_the_state_doesnt_have_is_found_at_open() -> None:
 def test_a_record_of_an_unknown_vocabulary_is_found_at_open() -> None:
     journal = finished_journal()
     position = forge(
-        journal, encode([RequestAborted(handle=1, cause="x")]).replace(b"RequestAborted", b"RequestAdored")
+        journal, encode([RequestAborted(handle=1, cause="x")]).body.replace(b"RequestAborted", b"RequestAdored")
     )
     with pytest.raises(JournalCorrupt, match=f"record {position} holds no list of events"):
         Engine(MODEL, MemoryStore(journal)).open()

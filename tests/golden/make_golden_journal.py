@@ -19,9 +19,11 @@ FOLDER = Path(__file__).parent
 
 
 def line(record: Record) -> str:
-    """A record as one line of JSON; the body stays readable."""
-    fields = record._asdict() | {"body": record.body.decode(), "hash": record.hash.hex()}
-    return json.dumps(fields, ensure_ascii=False)
+    """A record as one line of JSON; body and content stay readable."""
+    assert record.content is not None
+    texts = {"body": record.body.decode(), "content": record.content.decode()}
+    digests = {"content_hash": record.content_hash.hex(), "hash": record.hash.hex()}
+    return json.dumps(record._asdict() | texts | digests, ensure_ascii=False)
 
 
 def richest_life(seeds: range) -> tuple[list[list[Event]], str]:
@@ -52,7 +54,7 @@ def main() -> None:
         if isinstance(events[0], EngineOpened) or (isinstance(events[0], WorkerLost) and "restart" in events[0].reason):
             opened = next(e for later in records[position:] for e in later if isinstance(e, EngineOpened))
             head = head._replace(engine_epoch=opened.engine_epoch)
-        record = seal(head, 1_700_000_000_000_000_000 + position, encode(events))
+        record = seal(head, 1_700_000_000_000_000_000 + position, *encode(events, salt=f"{position:016}"))
         lines.append(line(record))
         head = head_after(record)
     lines.append(json.dumps({"digest": final_digest, "head": head.hash.hex(), "records": len(records)}))

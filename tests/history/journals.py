@@ -23,7 +23,7 @@ def sealed(lives: Sequence[Life], tick_ns: int = TICK_NS) -> list[Record]:
     for epoch, life in enumerate(lives, start=1):
         head = head._replace(engine_epoch=epoch)
         for events in life:
-            records.append(seal(head, time_ns, encode(events)))
+            records.append(seal(head, time_ns, *encode(events)))
             head, time_ns = head_after(records[-1]), time_ns + tick_ns
     return records
 

@@ -18,7 +18,7 @@ from refold.journal.errors import Fenced, JournalCorrupt, JournalError, JournalO
 from refold.journal.record import EMPTY_HEAD
 from refold.journal.stores import engine_owner, open_reader, open_store, sqlite_engine
 from refold.journal.stores.sql import SqlStore
-from refold.journal.stores.sqlite_file import APPLICATION_ID, look_at
+from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, look_at
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 
@@ -411,5 +411,5 @@ def test_both_readers_read_the_same(store, path):
 
 
 def test_a_look_says_what_lies_there(path, tmp_path):
-    assert look_at(path) == ("journal", 1)
+    assert look_at(path) == ("journal", TABLE_VERSION)
     assert look_at(tmp_path / "nothing") == ("absent", 0)

@@ -71,12 +71,12 @@ def test_an_untouched_journal_is_fine(path, head):
 
 
 @pytest.mark.parametrize("position", [0, 3, 5])
-@pytest.mark.parametrize("column", ["body", "hash"])
-def test_every_flipped_bit_of_a_body_and_a_hash_is_found(path, column, position):
+@pytest.mark.parametrize("column", ["body", "content", "hash"])
+def test_every_flipped_bit_of_a_body_a_content_and_a_hash_is_found(path, column, position):
     connection = sqlite3.connect(path, isolation_level=None)
     where = f"WHERE position = {position}"
     (value,) = connection.execute(f"SELECT CAST({column} AS BLOB) FROM journal_records {where}").fetchone()
-    kind = "TEXT" if column == "body" else "BLOB"
+    kind = "BLOB" if column == "hash" else "TEXT"
     for index in range(len(value)):
         for bit in BITS if position == 3 else BITS[index % 8 : index % 8 + 1]:
             flipped = value[:index] + bytes([value[index] ^ bit]) + value[index + 1 :]
@@ -97,10 +97,12 @@ def test_every_flipped_bit_of_a_header_field_is_found(path, column):
 
 
 def test_every_flipped_byte_of_a_row_in_the_raw_file_is_found(path, original):
-    body = b'[{"type":"RequestAborted","handle":3,"cause":"test"}]'
-    assert original.count(body) == 1
+    body = b'[{"type":"RequestAborted","handle":3,"cause":"test"},{"type":"DraftsProposed","handle":3,"token_ids":2}]'
+    content = b'["test",[7,3]]'
+    assert original.count(body) == original.count(content) == 1
+    assert original.index(content) == original.index(body) + len(body) + 32
     start = original.index(body)
-    for index in range(start - 24, start + len(body) + 32):
+    for index in range(start - 24, start + len(body) + 32 + len(content)):
         for mask in (1, 0x80, 0xFF):
             path.write_bytes(original[:index] + bytes([original[index] ^ mask]) + original[index + 1 :])
             with pytest.raises(JournalError):
@@ -191,7 +193,8 @@ def test_a_row_added_behind_the_stores_back_is_found(path):
     reader = open_reader(str(path))
     (record,) = make_records(reader.head(), 1)
     reader.close()
-    damage(path, ("INSERT INTO journal_records VALUES (1, ?, ?, ?, ?, CAST(? AS TEXT), ?)", record))
+    row = (*record[:5], record.hash, record.content)
+    damage(path, ("INSERT INTO journal_records VALUES (1, ?, ?, ?, ?, CAST(? AS TEXT), ?, CAST(? AS TEXT), NULL)", row))
     assert found(path) == (6, "edited")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from refold.gpu.batch import StepOutput
-from refold.journal.codec import decode, encode
+from refold.journal.codec import Encoded, decode, encode
 from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import SCHEMA_VERSION, EngineConfig, Event
 from refold.journal.events import WorkerLost as WorkerLostEvent
@@ -260,7 +260,7 @@ class Player(Drive):
         assert not transcript.unfinished, f"handles {sorted(transcript.unfinished)} never finished"
         bodies = [encode(events) for events in self.records]
         assert digest(decided_again(self.commands, bodies)) == digest(self.state), "folded to another state"
-        return hashlib.sha256(b"".join(bodies)).hexdigest()
+        return hashlib.sha256(b"".join(part for parts in bodies for part in parts)).hexdigest()
 
 
 _OBEY: dict[type, Callable[[Player, Any], None]] = {
@@ -301,7 +301,7 @@ def refolded(records: Iterable[list[Event]], book: LawBook | None = None, conduc
     return state
 
 
-def decided_again(commands: Iterable[Command], bodies: Iterable[bytes]) -> State:
+def decided_again(commands: Iterable[Command], bodies: Iterable[Encoded]) -> State:
     """Decide every command again on a fold of the bytes so far: the facts must be the same, byte for byte (law L12)."""
     state = State()
     for command, body in zip(commands, bodies, strict=True):
@@ -311,6 +311,6 @@ def decided_again(commands: Iterable[Command], bodies: Iterable[bytes]) -> State
     return state
 
 
-def from_bytes(body: bytes) -> list[Event]:
-    """The events of a record's body."""
-    return decode(Record(0, 1, SCHEMA_VERSION, 0, body, b""))
+def from_bytes(encoded: Encoded) -> list[Event]:
+    """The events of a record's body and content."""
+    return decode(Record(0, 1, SCHEMA_VERSION, 0, *encoded, b"", b""))

@@ -109,7 +109,7 @@ def crashed(records: list[list[Event]], engine_config: EngineConfig, *, laws: bo
     drive = Drive(engine_config, laws=laws)
     head = EMPTY_HEAD._replace(engine_epoch=1)
     for events in records:
-        record = seal(head, 0, encode(events))
+        record = seal(head, 0, *encode(events))
         head = head_after(record)
         drive.records.append(decode(record))
         for event in drive.records[-1]:

@@ -191,7 +191,7 @@ def test_the_commands_answer_with_text_and_status(path):
     done = refold("upgrade", path)
     assert (done.returncode, done.stdout) == (0, "upgraded\n")
     done = refold("current", path)
-    assert (done.returncode, done.stdout) == (0, "0001\n")
+    assert (done.returncode, done.stdout) == (0, "0002\n")
     done = refold("check")
     assert (done.returncode, done.stdout) == (0, "tables and migrations agree\n")
     done = refold("upgrade", "/proc/journal.db")

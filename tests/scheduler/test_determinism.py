@@ -30,15 +30,17 @@ from tests.kit.simulation import Simulation
 ROOT = Path(__file__).resolve().parents[2]
 HASH_SEEDS = ("0", "1", "2")
 
-FOLD = """
+FOLD = r"""
 import sys
 from refold.journal.codec import decode
+from refold.journal.events import SCHEMA_VERSION
 from refold.journal.record import Record
 from refold.scheduler.fold import fold_all
 from refold.scheduler.state import State, digest
 state = State()
-for position, body in enumerate(open(sys.argv[1], "rb")):
-    fold_all(state, decode(Record(position, 1, 1, 0, body, b"")))
+for position, line in enumerate(open(sys.argv[1], "rb")):
+    body, content = line.rstrip(b"\n").split(b"\t")
+    fold_all(state, decode(Record(position, 1, SCHEMA_VERSION, 0, body, content, b"", b"")))
     print(digest(state))
 """
 
@@ -61,7 +63,7 @@ def test_a_journal_folds_alike_at_every_record_in_any_process_and_under_any_hash
         expected.append(digest(state))
     assert len(set(expected)) > 50
     journal = tmp_path / "bodies.jsonl"
-    journal.write_bytes(b"\n".join(encode(events) for events in simulation.drive.records))
+    journal.write_bytes(b"\n".join(b"\t".join(encode(events)) for events in simulation.drive.records))
     for hash_seed in HASH_SEEDS:
         assert in_a_fresh_process(hash_seed, "-c", FOLD, str(journal)) == expected
 

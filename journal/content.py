@@ -1,0 +1,209 @@
+"""Content: what was said, taken out of a record's events so that it can be erased without breaking the chain.
+
+A record is stored as a body and a content. The body keeps all that was decided and counted; in place of each list of
+tokens it has the list's length. The content is a JSON array: a salt, then the columns that were taken out, in the order in
+which their lengths stand in the body. The chain covers the content by its digest only, so whoever erases the content leaves
+the chain as it is. The salt goes with the content: without it, a digest of few tokens could be undone by trying them all.
+
+An erased token is null, an erased column is null, and an erased content is no content at all. The fold needs a token all the
+same: it gets a placeholder, a negative number that no vocabulary has and that names its place in the stream, so that no two
+are equal and a block of them never has the hash of another block.
+
+A recorded state digest counts as content too: with few unknowns left, it would tell whether a guess at them is right.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
+from types import GenericAlias
+from typing import Any
+
+import msgspec
+
+from refold.journal.events import (
+    EVENT_TYPES,
+    Drafts,
+    DraftsProposed,
+    Event,
+    OutputDelivered,
+    RequestSubmitted,
+    SessionExtended,
+    StaleOutputConsumed,
+    StateDigest,
+    StepScheduled,
+)
+
+Column = list[int | None] | str | None
+NO_CONTENT = b""
+_OFFSET_BITS = 20
+
+TAKEN: dict[type[Event], str] = {
+    RequestSubmitted: "prompt_token_ids",
+    SessionExtended: "token_ids",
+    StepScheduled: "drafts",
+    DraftsProposed: "token_ids",
+    OutputDelivered: "token_ids",
+    StaleOutputConsumed: "token_ids",
+    StateDigest: "digest",
+}
+"""The column that each kind of event may lose. Of drafts, the entries stay and the tokens go."""
+
+
+class TakenDrafts(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """`Drafts` without its tokens: how many there were."""
+
+    entry: int
+    token_ids: int
+
+
+class ContentMismatch(ValueError):
+    """A content doesn't fit the body that it was taken from."""
+
+
+def placeholder(position: int, offset: int) -> int:
+    """What stands for the erased token number `offset` of the record at `position`, in the order of its content."""
+    assert 0 <= offset < 1 << _OFFSET_BITS, offset
+    return -1 - (position << _OFFSET_BITS | offset)
+
+
+def is_placeholder(token_id: int) -> bool:
+    """Whether a token stands for one that was erased."""
+    return token_id < 0
+
+
+def take_out(events: Sequence[Event]) -> tuple[Sequence[Event], list[Column]]:
+    """The events as the body holds them, and the columns that were taken out."""
+    columns: list[Column] = []
+    stored = list(events)
+    for index, event in enumerate(stored):
+        field = TAKEN.get(type(event))
+        if field is None:
+            continue
+        column = getattr(event, field)
+        if field == "drafts":
+            if not column:
+                continue
+            columns.append([token for drafts in column for token in drafts.token_ids])
+            left: Any = [TakenDrafts(entry=d.entry, token_ids=len(d.token_ids)) for d in column]
+        else:
+            left = len(column)
+            if left:
+                columns.append(column)
+        stored[index] = msgspec.structs.replace(event, **{field: left})
+    return stored, columns
+
+
+_Restore = Callable[[Any, "_Columns"], Event]
+
+
+def put_back(stored: Sequence[Any], columns: Sequence[Column] | None, position: int) -> list[Event]:
+    """The events as they were, placeholders where tokens were erased. `columns` None: all were.
+
+    Raises:
+        ContentMismatch: the columns aren't those that the body lacks.
+    """
+    rest = _Columns(columns, position)
+    events = [restore(event, rest) if (restore := _RESTORE.get(type(event))) else event for event in stored]
+    rest.check_used_up()
+    return events
+
+
+class _Columns:
+    """The columns of one content, handed out in order. None: the content is gone."""
+
+    __slots__ = ("_columns", "_offset", "_position")
+
+    def __init__(self, columns: Sequence[Column] | None, position: int) -> None:
+        self._columns = None if columns is None else list(reversed(columns))
+        self._position = position
+        self._offset = 0
+
+    def tokens(self, count: int) -> list[int]:
+        """The next column, of `count` tokens."""
+        column, start = self._take(count), self._offset
+        self._offset += count
+        if column is None:
+            return [placeholder(self._position, offset) for offset in range(start, self._offset)]
+        if isinstance(column, str):
+            raise ContentMismatch(f"a column of {count} tokens is a text")
+        if None in column:
+            return [placeholder(self._position, start + i) if t is None else t for i, t in enumerate(column)]
+        return column  # type: ignore[return-value]
+
+    def text(self, count: int) -> str:
+        """The next column, a text of `count` characters; empty if it was erased."""
+        column = self._take(count)
+        if isinstance(column, list):
+            raise ContentMismatch(f"a text of {count} characters is a list")
+        return column or ""
+
+    def check_used_up(self) -> None:
+        """Every column has found its place."""
+        if self._columns:
+            raise ContentMismatch(f"the content has {len(self._columns)} columns more than the body lacks")
+
+    def _take(self, count: int) -> Column:
+        if count < 0:
+            raise ContentMismatch(f"a column of length {count}")
+        if self._columns is None:
+            return None
+        if count == 0:
+            return []
+        if not self._columns:
+            raise ContentMismatch("the content has fewer columns than the body lacks")
+        column = self._columns.pop()
+        if column is not None and len(column) != count:
+            raise ContentMismatch(f"a column is {len(column)} long, the body says {count}")
+        return column
+
+
+def _stored_form(event_type: type[Event], field: str) -> type[msgspec.Struct]:
+    """The event as a body holds it: in the place of `field` is its length."""
+    fields: list[Any] = []
+    for known in msgspec.structs.fields(event_type):
+        kind: Any = known.type
+        if known.name == field:
+            kind = list[TakenDrafts] if field == "drafts" else int
+        if known.required:
+            fields.append((known.name, kind))
+        elif known.default is not msgspec.NODEFAULT:
+            fields.append((known.name, kind, known.default))
+        else:
+            fields.append((known.name, kind, msgspec.field(default_factory=known.default_factory)))
+    options: Any = {"frozen": True, "gc": False, "kw_only": True, "forbid_unknown_fields": True}
+    return msgspec.defstruct(
+        f"Stored{event_type.__name__}", fields, tag=event_type.__name__, module=__name__, **options
+    )
+
+
+def _tokens(stored: int, columns: _Columns) -> list[int]:
+    return columns.tokens(stored)
+
+
+def _text(stored: int, columns: _Columns) -> str:
+    return columns.text(stored)
+
+
+def _drafts(stored: list[TakenDrafts], columns: _Columns) -> list[Drafts]:
+    tokens = iter(columns.tokens(sum(drafts.token_ids for drafts in stored)))
+    return [Drafts(entry=d.entry, token_ids=[next(tokens) for _ in range(d.token_ids)]) for d in stored]
+
+
+def _restorer(stored_form: type[msgspec.Struct], event_type: type[Event], field: str) -> _Restore:
+    names = stored_form.__struct_fields__
+    special: dict[str, Callable[[Any, _Columns], Any]] = {"drafts": _drafts, "digest": _text}
+    column_of = special.get(field, _tokens)
+
+    def restore(stored: Any, columns: _Columns) -> Event:
+        values = {name: getattr(stored, name) for name in names}
+        values[field] = column_of(values[field], columns)
+        return event_type(**values)
+
+    return restore
+
+
+_STORED = {event_type: _stored_form(event_type, field) for event_type, field in TAKEN.items()}
+_RESTORE = {form: _restorer(form, event_type, TAKEN[event_type]) for event_type, form in _STORED.items()}
+_FORMS = [_STORED.get(event_type, event_type) for event_type in EVENT_TYPES]
+StoredEvents: Any = GenericAlias(list, (reduce(or_, _FORMS),))
+"""The type of a body: what a decoder of it needs to know."""
