@@ -8,21 +8,33 @@ entirely or not at all, and of two processes that migrate at once one waits and 
 belongs to another program is refused before anything is written to it.
 """
 
-from refold.journal.stores.location import locate
+from collections.abc import Callable
+from typing import NamedTuple
+
+from refold.journal.stores.location import Location, locate
 from refold.journal.stores.sqlite_file import schema_is_current
 
 __all__ = ["check", "current", "ensure", "is_current", "schema_is_current", "upgrade"]
 
 
+class _Tables(NamedTuple):
+    """How a kind of journal that has tables is migrated. Kinds that have none need no migration."""
+
+    is_current: Callable[[Location], bool]
+    upgrade: Callable[[Location], bool]
+    revision: Callable[[Location], str | None]
+
+
 def is_current(url: str) -> bool:
-    """Whether the journal has today's tables. A `memory:` journal always has.
+    """Whether the journal has today's tables. One without tables always has.
 
     Raises:
         SchemaTooNew: a newer refold made it.
         JournalCorrupt: it isn't ours.
     """
-    path = locate(url).path
-    return path is None or schema_is_current(path)
+    location = locate(url)
+    tables = _TABLES.get(location.kind)
+    return tables is None or tables.is_current(location)
 
 
 def ensure(url: str) -> bool:
@@ -36,20 +48,18 @@ def upgrade(url: str) -> bool:
     Raises:
         JournalOwned: they aren't today's, and a live engine writes the journal.
         SchemaTooNew: a newer refold made it.
-        JournalError: the file isn't ours, or can't be written.
+        JournalError: the journal isn't ours, or can't be written.
     """
-    from refold.migrations.run import upgrade_file  # noqa: PLC0415
-
-    path = locate(url).path
-    return path is not None and upgrade_file(path)
+    location = locate(url)
+    tables = _TABLES.get(location.kind)
+    return tables is not None and tables.upgrade(location)
 
 
 def current(url: str) -> str | None:
     """The revision that the journal's tables are at; None if there are none yet."""
-    from refold.migrations.run import revision_of  # noqa: PLC0415
-
-    path = locate(url).path
-    return None if path is None else revision_of(path)
+    location = locate(url)
+    tables = _TABLES.get(location.kind)
+    return None if tables is None else tables.revision(location)
 
 
 def check() -> list[str]:
@@ -57,3 +67,46 @@ def check() -> list[str]:
     from refold.migrations.run import differences  # noqa: PLC0415
 
     return differences()
+
+
+def _sqlite_is_current(location: Location) -> bool:
+    assert location.path is not None
+    return schema_is_current(location.path)
+
+
+def _sqlite_upgrade(location: Location) -> bool:
+    from refold.migrations.run import upgrade_file  # noqa: PLC0415
+
+    assert location.path is not None
+    return upgrade_file(location.path)
+
+
+def _sqlite_revision(location: Location) -> str | None:
+    from refold.migrations.run import revision_of  # noqa: PLC0415
+
+    assert location.path is not None
+    return revision_of(location.path)
+
+
+def _postgresql_is_current(location: Location) -> bool:
+    from refold.migrations.postgres import is_current_database  # noqa: PLC0415
+
+    return is_current_database(location.url)
+
+
+def _postgresql_upgrade(location: Location) -> bool:
+    from refold.migrations.postgres import upgrade_database  # noqa: PLC0415
+
+    return upgrade_database(location.url)
+
+
+def _postgresql_revision(location: Location) -> str | None:
+    from refold.migrations.postgres import revision_of_database  # noqa: PLC0415
+
+    return revision_of_database(location.url)
+
+
+_TABLES = {
+    "sqlite": _Tables(_sqlite_is_current, _sqlite_upgrade, _sqlite_revision),
+    "postgresql": _Tables(_postgresql_is_current, _postgresql_upgrade, _postgresql_revision),
+}

@@ -2,8 +2,7 @@
 
 from alembic import context
 
-from refold.journal.stores.tables import metadata
-from refold.migrations.run import VERSION_TABLE
+from refold.journal.stores.tables import VERSION_TABLE, metadata
 
 connection = context.config.attributes.get("connection")
 if connection is None:

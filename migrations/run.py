@@ -21,9 +21,8 @@ from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.stores import sqlite_engine
 from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, look_at, schema_is_current
-from refold.journal.stores.tables import metadata
+from refold.journal.stores.tables import VERSION_TABLE, metadata
 
-VERSION_TABLE = "refold_schema"
 _PATIENCE_S = 30.0
 
 
@@ -49,7 +48,7 @@ def revision_of(path: Path) -> str | None:
     engine = sqlite_engine.create_engine(path)
     try:
         with engine.connect().execution_options(**sqlite_engine.READING) as connection:
-            return _context(connection).get_current_revision()
+            return context_of(connection).get_current_revision()
     except sa.exc.SQLAlchemyError as error:
         raise sqlite_engine.explain_sqlalchemy(error, path, "read") from error
     finally:
@@ -58,7 +57,7 @@ def revision_of(path: Path) -> str | None:
 
 def head_revision() -> str:
     """The newest revision that this refold ships."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
+    head = ScriptDirectory.from_config(config_of(None)).get_current_head()
     assert head is not None
     return head
 
@@ -71,7 +70,7 @@ def differences() -> list[str]:
         with _writing(described) as connection:
             metadata.create_all(connection)
         with _writing(migrated) as connection:
-            found = [repr(difference) for difference in compare_metadata(_context(connection), metadata)]
+            found = [repr(difference) for difference in compare_metadata(context_of(connection), metadata)]
             ours = _definitions(connection)
         with _writing(described) as connection:
             theirs = _definitions(connection)
@@ -84,9 +83,7 @@ def differences() -> list[str]:
 
 
 def _upgrade(connection: sa.Connection) -> None:
-    config = _config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config_of(connection), "head")
     connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
     connection.exec_driver_sql(f"PRAGMA user_version={TABLE_VERSION}")
 
@@ -108,7 +105,8 @@ def _writing(path: Path) -> Iterator[sa.Connection]:
         engine.dispose()
 
 
-def _context(connection: sa.Connection) -> MigrationContext:
+def context_of(connection: sa.Connection) -> MigrationContext:
+    """What Alembic knows of the database behind a connection."""
     return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
 
 
@@ -118,8 +116,10 @@ def _definitions(connection: sa.Connection) -> dict[str, str]:
     return {name: " ".join(sql.split()) for name, sql in rows if name != VERSION_TABLE}
 
 
-def _config() -> Config:
+def config_of(connection: sa.Connection | None) -> Config:
+    """Alembic's configuration, for a connection inside its transaction."""
     config = Config()
+    config.attributes["connection"] = connection
     config.set_main_option("script_location", "refold:migrations")
     config.set_main_option("path_separator", "os")
     return config

@@ -57,7 +57,26 @@ def _own_sqlite(location: Location) -> int | None:
     return owner_of(sqlite_path(location.url))
 
 
+def _open_postgresql(location: Location) -> JournalStore:
+    from refold.journal.stores.sql import SqlStore  # noqa: PLC0415
+
+    return SqlStore(location.url)
+
+
+def _read_postgresql(location: Location) -> JournalReader:
+    from refold.journal.stores.postgres import open_postgres_reader  # noqa: PLC0415
+
+    return open_postgres_reader(location.url)
+
+
+def _own_postgresql(location: Location) -> int | None:
+    from refold.journal.stores.postgres import owner_of_database  # noqa: PLC0415
+
+    return owner_of_database(location.url)
+
+
 KINDS: dict[str, Kind] = {
     "memory": Kind(_open_memory, _read_memory, _own_memory),
     "sqlite": Kind(_open_sqlite, _read_sqlite, _own_sqlite),
+    "postgresql": Kind(_open_postgresql, _read_postgresql, _own_postgresql),
 }

@@ -1,21 +1,25 @@
 """Where a journal lives: one URL, or a bare path, names the store.
 
 `memory:` is a journal that dies with its process. `sqlite:///relative.db`, `sqlite:////absolute.db` and a bare path are
-one SQLite file. Everything else is refused here, before any driver is imported.
+one SQLite file. `postgresql://USER@HOST/DATABASE` is a PostgreSQL database. Everything else is refused here, before any driver is imported.
 """
 
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from refold.journal.errors import JournalError
 
 _SQLITE = "sqlite:///"
+_POSTGRESQL = ("postgresql://", "postgresql+psycopg://", "postgres://")
+_PASSWORD = re.compile(r"(?<=://)([^/@?#]*?):[^@/]+@|(?<=[?&])(password=)[^&]*")
 
 
 class Location(NamedTuple):
     """A parsed URL: the store's kind (a key of `kinds.KINDS`), the absolute path if it is a file, and the URL as given."""
 
-    kind: Literal["memory", "sqlite"]
+    kind: Literal["memory", "sqlite", "postgresql"]
     path: Path | None
     url: str
 
@@ -30,8 +34,12 @@ def locate(url: str) -> Location:
         return Location("memory", None, url)
     if url.startswith(_SQLITE):
         return Location("sqlite", _path(url, url.removeprefix(_SQLITE)), url)
+    if url.startswith(_POSTGRESQL):
+        return Location("postgresql", None, _database(url))
     if "://" in url or url.startswith("sqlite:"):
-        raise JournalError(f"{url!r} names no journal store: use sqlite:///FILE, a plain file path, or memory:")
+        raise JournalError(
+            f"{shown(url)!r} names no journal store: use sqlite:///FILE, a plain file path, postgresql://... or memory:"
+        )
     return Location("sqlite", _path(url, url), url)
 
 
@@ -43,8 +51,24 @@ def sqlite_path(url: str) -> Path:
     """
     path = locate(url).path
     if path is None:
-        raise JournalError(f"{url!r} is no journal file: use sqlite:///FILE or a plain file path")
+        raise JournalError(f"{shown(url)!r} is no journal file: use sqlite:///FILE or a plain file path")
     return path
+
+
+def shown(url: str) -> str:
+    """The URL as it may appear on a screen: without its password."""
+    return _PASSWORD.sub(lambda match: f"{match[1]}:***@" if match[2] is None else f"{match[2]}***", url)
+
+
+def _database(url: str) -> str:
+    try:
+        name = urlsplit(url).path.strip("/")
+        url.encode("utf-8")
+    except ValueError:
+        name = ""
+    if not name or "/" in name or "\0" in url:
+        raise JournalError(f"{shown(url)!r} names no database: use postgresql://USER@HOST/DATABASE")
+    return url
 
 
 def _path(url: str, text: str) -> Path:

@@ -77,10 +77,14 @@ class MemoryStore:
         with self._journal.lock:
             return self._journal.heads.get(stream, EMPTY_HEAD)
 
+    def heads(self) -> dict[str, Head]:
+        """The end of every stream, by its name."""
+        with self._journal.lock:
+            return dict(sorted(self._journal.heads.items()))
+
     def streams(self) -> list[str]:
         """The names of all streams."""
-        with self._journal.lock:
-            return sorted(self._journal.heads)
+        return list(self.heads())
 
     def close(self) -> None:
         """Give the handle back; the journal stays with whoever shares it."""

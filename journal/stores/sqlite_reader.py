@@ -30,7 +30,7 @@ SELECT r.position, r.engine_epoch, r.schema_version, r.time_ns,
 FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
 WHERE s.name = ? AND +r.stream_id = s.stream_id AND r.position >= ? AND r.position < ? ORDER BY r.position LIMIT ?
 """
-STREAMS_SQL = "SELECT name FROM journal_streams ORDER BY name"
+HEADS_SQL = "SELECT name, head_position, head_hash, engine_epoch FROM journal_streams ORDER BY name"
 
 
 class SqliteReader:
@@ -65,9 +65,13 @@ class SqliteReader:
         rows = self._fetch(HEAD_SQL, (stream,))
         return Head._make(rows[0]) if rows else EMPTY_HEAD
 
+    def heads(self) -> dict[str, Head]:
+        """The end of every stream, by its name."""
+        return {name: Head._make(rest) for name, *rest in self._fetch(HEADS_SQL, ())}
+
     def streams(self) -> list[str]:
         """The names of all streams."""
-        return [name for (name,) in self._fetch(STREAMS_SQL, ())]
+        return list(self.heads())
 
     def close(self) -> None:
         """Close the file."""

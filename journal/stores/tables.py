@@ -21,6 +21,9 @@ metadata = sa.MetaData(
     }
 )
 
+VERSION_TABLE = "refold_schema"
+"""Where Alembic keeps the revision: never in `alembic_version`, which may be somebody else's."""
+
 # STRICT tables know INTEGER (64 bits there), not BIGINT.
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 

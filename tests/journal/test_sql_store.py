@@ -60,7 +60,7 @@ def nobody_special():
 class TestSettings:
     def test_the_writer_is_durable_and_the_only_one_that_checkpoints(self, store):
         store.open_stream()
-        raw = sqlite_engine.driver(store._writer)
+        raw = sqlite_engine.driver(store._database.writer)
         asked = ("journal_mode", "synchronous", "wal_autocheckpoint", "foreign_keys", "mmap_size", "busy_timeout")
         assert [raw.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == ["wal", 2, 0, 1, 0, 5000]
 
@@ -334,7 +334,7 @@ class TestUnknownCommits:
     def store(self, path):
         store = SqlStore(str(path))
         sa.event.listen(
-            store._engine, "do_connect", lambda dialect, record, args, options: options.update(factory=_CommitThatLies)
+            store._database.engine, "do_connect", lambda dialect, record, args, options: options.update(factory=_CommitThatLies)
         )
         yield store
         _CommitThatLies.lie = None
@@ -361,9 +361,9 @@ class TestUnknownCommits:
 
     def test_a_head_that_can_not_be_read_is_said_to_be_unknown(self, store, path, tmp_path):
         head = store.open_stream()
-        store._engine.dispose()
+        store._database.engine.dispose()
         _CommitThatLies.lie = "before"
-        sa.event.listen(store._engine, "do_connect", lambda *_: _refuse())
+        sa.event.listen(store._database.engine, "do_connect", lambda *_: _refuse())
         with pytest.raises(JournalError, match="records 0 to 1 may or may not be in"):
             store.append("main", make_records(head, 2))
 
@@ -375,7 +375,7 @@ def _refuse():
 def test_a_full_file_refuses_and_recovers(store):
     store.open_stream()
     grow(store, 3)
-    raw = sqlite_engine.driver(store._writer)
+    raw = sqlite_engine.driver(store._database.writer)
     raw.execute(f"PRAGMA max_page_count={raw.execute('PRAGMA page_count').fetchone()[0] + 2}")
     with pytest.raises(JournalError, match="free disk space"):
         grow(store, 50, size=3000)

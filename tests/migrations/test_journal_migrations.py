@@ -204,4 +204,4 @@ def test_alembic_can_not_be_run_on_another_connection():
     from alembic import command
 
     with pytest.raises(RuntimeError, match=r"python -m refold\.migrations"):
-        command.upgrade(run._config(), "head")
+        command.upgrade(run.config_of(None), "head")

@@ -1,0 +1,144 @@
+"""What differs between SQL databases, behind one face. The logic of the store is in `sql.py` and knows none of it.
+
+A database has a pool of connections that read, and one connection that writes and holds the right to. After an error that
+may have broken it, that connection is thrown away, and the next use makes a new one.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from refold.journal.errors import JournalError
+from refold.journal.record import Head, Record
+
+
+class Fate(Enum):
+    """What an error says about the records that were to be appended."""
+
+    NOT_IN = "they are not in, and trying again is of no use"
+    AGAIN = "they are not in, and trying again may help"
+    HEAD_TELLS = "the head tells, once and for all: what isn't in now never will be"
+    UNKNOWN = "nobody knows, and what is not in now may still get in"
+
+
+class Database(ABC):
+    """One database with the journal's tables.
+
+    Attributes:
+        name: how messages call it; no password.
+        patience_s: how long to go on after an error whose fate is `AGAIN` or `UNKNOWN`.
+    """
+
+    page_sql: ClassVar[str]
+    head_sql: ClassVar[str]
+    heads_sql: ClassVar[str]
+    reading: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, name: str, engine: sa.Engine, patience_s: float) -> None:
+        self.name = name
+        self.patience_s = patience_s
+        self.engine = engine
+        self.writer: sa.Connection | None = None
+
+    def query(self, sql: str, parameters: tuple[Any, ...]) -> Sequence[sa.Row[Any]]:
+        """Rows, on a connection of the pool.
+
+        Raises:
+            JournalError: they can't be read.
+        """
+        try:
+            with self.engine.connect().execution_options(**self.reading) as connection:
+                return connection.exec_driver_sql(sql, parameters).all()
+        except sa.exc.SQLAlchemyError as error:
+            raise self.explain(error, "read") from error
+
+    def writing(self) -> sa.Connection:
+        """The one connection that writes."""
+        if self.writer is None:
+            self.writer = self.engine.connect()
+            try:
+                self.prepare_writer(self.writer)
+            except BaseException:
+                self.drop_writer()
+                raise
+        return self.writer
+
+    def drop_writer(self) -> None:
+        """Forget the writing connection, whatever state it's in."""
+        if self.writer is not None:
+            with contextlib.suppress(sa.exc.SQLAlchemyError, *self.driver_errors):
+                self.writer.invalidate()
+                self.writer.close()
+            self.writer = None
+
+    def close(self) -> None:
+        """Give the right to write back and close every connection."""
+        self.stop_writing()
+        self.engine.dispose()
+
+    @property
+    @abstractmethod
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        """What the driver raises where SQLAlchemy isn't between."""
+
+    @abstractmethod
+    def record_of(self, row: Sequence[Any]) -> Record:
+        """The record in a row of `page_sql`."""
+
+    @abstractmethod
+    def claim(self, stream: str) -> None:
+        """Take the right to write the stream, before its engine epoch is raised.
+
+        Raises:
+            JournalOwned: a live engine has it.
+        """
+
+    @abstractmethod
+    def prepare_writer(self, connection: sa.Connection) -> None:
+        """What a new writing connection needs."""
+
+    @abstractmethod
+    def transaction(self, connection: sa.Connection) -> AbstractContextManager[Any]:
+        """A transaction on the writing connection."""
+
+    @abstractmethod
+    def caught_up(self, connection: sa.Connection, stream_id: int, stored: Head, tail: tuple[int, int, bytes]) -> Head:
+        """The stream's head, where the one that is stored may lag behind the last record (position, epoch, hash)."""
+
+    @abstractmethod
+    def append(self, stream_id: int, before: Head, after: Head, records: Sequence[Record]) -> bool:
+        """Append atomically if the stream's head is `before`; whether it was. Durable on return."""
+
+    @abstractmethod
+    def after_error(self, error: sa.exc.SQLAlchemyError) -> Fate:
+        """What has become of an append that failed. Drops the writing connection if it can't be used any more."""
+
+    @abstractmethod
+    def explain(self, error: sa.exc.SQLAlchemyError, doing: str) -> JournalError:
+        """The journal's error for one of SQLAlchemy's."""
+
+    @abstractmethod
+    def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:
+        """Told after each append, for housekeeping."""
+
+    @abstractmethod
+    def maintain(self, *, idle: bool) -> None:
+        """Housekeeping that is due; with `idle`, whatever there is."""
+
+    @abstractmethod
+    def stop_writing(self) -> None:
+        """Give the right to write back, in good order if possible."""
+
+
+@contextlib.contextmanager
+def explained(database: Database, doing: str) -> Iterator[None]:
+    """SQLAlchemy's errors as the journal's."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        raise database.explain(error, doing) from error

@@ -1,0 +1,64 @@
+"""Reading a journal in any SQL database.
+
+Records never change and positions are dense, so a reader needs no long snapshot: it fetches one page of records after the
+other, each in a transaction of its own, and holds nothing that the writer or the database's housekeeping would wait for.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from refold.journal.errors import JournalError
+from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.database import Database
+
+PAGE_RECORDS = 256
+FOREVER = 2**63 - 1
+
+
+class SqlReader:
+    """The reading half of the port over a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._closed = False
+
+    def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        """Records at positions start <= p < stop, in order."""
+        assert start >= 0, f"positions start at 0, not {start}"
+        end = FOREVER if stop is None else stop
+        while start < end:
+            page = self._query(self._database.page_sql, (stream, start, end, PAGE_RECORDS))
+            for row in page:
+                yield self._database.record_of(row)
+            if len(page) < PAGE_RECORDS:
+                return
+            start = page[-1][0] + 1
+
+    def head(self, stream: str = DEFAULT_STREAM) -> Head:
+        """The end of the stream."""
+        rows = self._query(self._database.head_sql, (stream,))
+        return Head._make(rows[0]) if rows else EMPTY_HEAD
+
+    def heads(self) -> dict[str, Head]:
+        """The end of every stream, by its name."""
+        rows = self._query(self._database.heads_sql, ())
+        return {name: Head._make(rest) for name, *rest in sorted(tuple(row) for row in rows)}
+
+    def streams(self) -> list[str]:
+        """The names of all streams."""
+        return list(self.heads())
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._database.close()
+
+    def _query(self, sql: str, parameters: tuple[Any, ...]) -> Any:
+        self._check_usable()
+        return self._database.query(sql, parameters)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise JournalError(f"the journal {self._database.name} is closed: open it again")

@@ -1,0 +1,119 @@
+"""The SQL store's database as one SQLite file.
+
+An append moves the stream's head from exactly where the writer knows it, and inserts the records, in one transaction. The
+right to write is a lock beside the file. Errors are final: SQLite works in our own process, so after a failed commit the
+head is where it will stay.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from refold.journal.errors import JournalError
+from refold.journal.record import Head, Record, restored, size_of
+from refold.journal.stores import sqlite_engine
+from refold.journal.stores.columns import RECORD_COLUMNS, record_to_row
+from refold.journal.stores.database import Database, Fate
+from refold.journal.stores.ownership import OwnerLock
+from refold.journal.stores.sqlite_file import require_current
+from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
+
+# ruff: noqa: D102 - the methods are documented in Database
+
+WAL_BOUND_BYTES = 8 << 20
+_PAGE_BYTES = 4096
+_PAGES_PER_COMMIT = 3
+
+_MOVE_HEAD = """
+UPDATE journal_streams SET head_position = ?, head_hash = ?
+WHERE stream_id = ? AND engine_epoch = ? AND head_position = ? AND head_hash = ?
+"""
+_INSERT = f"""
+INSERT INTO journal_records (stream_id, {", ".join(RECORD_COLUMNS)}) VALUES (?{", ?" * len(RECORD_COLUMNS)})
+"""  # noqa: S608 - names of columns
+
+
+class SqliteDatabase(Database):
+    """A SQLite file with the journal's tables."""
+
+    page_sql, head_sql, heads_sql = PAGE_SQL, HEAD_SQL, HEADS_SQL
+    reading = sqlite_engine.READING
+
+    def __init__(self, path: Path, busy_timeout_s: float) -> None:
+        require_current(path)
+        super().__init__(str(path), sqlite_engine.create_engine(path, busy_timeout_s=busy_timeout_s), patience_s=0.0)
+        self._path = path
+        self._owner: OwnerLock | None = None
+        self._wal_bytes = 0
+
+    @property
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        return (sqlite_engine.DriverError,)
+
+    def record_of(self, row: Sequence[Any]) -> Record:
+        return restored(row)
+
+    def claim(self, stream: str) -> None:  # noqa: ARG002 - the lock is the file's
+        if self._owner is None:
+            self._owner = OwnerLock(self._path)
+
+    def prepare_writer(self, connection: sa.Connection) -> None:
+        sqlite_engine.enter_wal(connection, self._path)
+
+    def transaction(self, connection: sa.Connection) -> AbstractContextManager[Any]:
+        return connection.begin()
+
+    def caught_up(
+        self,
+        connection: sa.Connection,  # noqa: ARG002
+        stream_id: int,  # noqa: ARG002
+        stored: Head,
+        tail: tuple[int, int, bytes],  # noqa: ARG002
+    ) -> Head:
+        return stored
+
+    def append(self, stream_id: int, before: Head, after: Head, records: Sequence[Record]) -> bool:
+        rows = [(stream_id, *record_to_row(record)) for record in records]
+        guard = (stream_id, before.engine_epoch, before.position, before.hash)
+        connection = self.writing()
+        with connection.begin() as transaction:
+            if connection.exec_driver_sql(_MOVE_HEAD, (after.position, after.hash, *guard)).rowcount != 1:
+                transaction.rollback()
+                return False
+            connection.exec_driver_sql(_INSERT, rows)
+        return True
+
+    def after_error(self, error: sa.exc.SQLAlchemyError) -> Fate:  # noqa: ARG002 - all of them are alike
+        self.drop_writer()
+        return Fate.HEAD_TELLS
+
+    def explain(self, error: sa.exc.SQLAlchemyError, doing: str) -> JournalError:
+        return sqlite_engine.explain_sqlalchemy(error, self._path, doing)
+
+    def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:  # noqa: ARG002
+        self._wal_bytes += _PAGE_BYTES * (_PAGES_PER_COMMIT + len(records)) + sum(map(size_of, records))
+        if self._wal_bytes > 4 * WAL_BOUND_BYTES:
+            self.maintain(idle=False)
+
+    def maintain(self, *, idle: bool) -> None:
+        """Checkpoint the WAL if it has grown past its bound, or if there's anything in it and time for it."""
+        if self.writer is None or self._wal_bytes <= (0 if idle else WAL_BOUND_BYTES):
+            return
+        self._wal_bytes = 0
+        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite_engine.DriverError):
+            sqlite_engine.checkpoint(self.writer, "PASSIVE")
+
+    def stop_writing(self) -> None:
+        """Fold the WAL into the file, and let go of the lock."""
+        if self.writer is not None:
+            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite_engine.DriverError):
+                sqlite_engine.driver(self.writer).execute("PRAGMA busy_timeout=200")
+                sqlite_engine.checkpoint(self.writer, "TRUNCATE")
+            self.drop_writer()
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None

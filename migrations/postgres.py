@@ -1,0 +1,67 @@
+"""Running the migrations on PostgreSQL: one transaction under a lock, so that it happens entirely or not at all, once."""
+
+import contextlib
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.util.exc import CommandError
+
+from refold.journal.errors import JournalError, JournalOwned
+from refold.journal.stores import postgres_engine, postgres_owner
+from refold.journal.stores.location import shown
+from refold.migrations.run import config_of, context_of
+
+_PATIENCE_MS = 30_000
+_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('refold.migrations', 0))"
+
+
+def is_current_database(url: str) -> bool:
+    """Whether the database has today's tables."""
+    with _connected(url, "read") as connection:
+        return postgres_engine.is_current(postgres_engine.table_version(connection, shown(url)), shown(url))
+
+
+def upgrade_database(url: str) -> bool:
+    """Bring the database's tables to today's, creating them if they're absent. Whether anything was done."""
+    if is_current_database(url):
+        return False
+    name = shown(url)
+    with _connected(url, "migrate") as connection, connection.begin():
+        connection.exec_driver_sql(_LOCK)
+        version = postgres_engine.table_version(connection, name)
+        if postgres_engine.is_current(version, name):
+            return False
+        postgres_engine.require_utf8(connection, name)
+        for _, process in postgres_owner.owners(connection) if version else ():
+            raise JournalOwned(
+                f"{name} is written by process {process or '?'} and needs a migration: stop that engine first"
+            )
+        config = config_of(connection)
+        command.upgrade(config, "head")
+    assert is_current_database(url), "a migrated database is current"
+    return True
+
+
+def revision_of_database(url: str) -> str | None:
+    """The revision in the database's version table."""
+    with _connected(url, "read") as connection:
+        if not postgres_engine.table_version(connection, shown(url)):
+            return None
+        return context_of(connection).get_current_revision()
+
+
+@contextlib.contextmanager
+def _connected(url: str, doing: str) -> Iterator[sa.Connection]:
+    engine = postgres_engine.create_engine(url, {"lock_timeout": str(_PATIENCE_MS)}, autocommit=False)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except sa.exc.SQLAlchemyError as error:
+        raise postgres_engine.explain(error, shown(url), doing) from error
+    except CommandError as error:
+        raise JournalError(
+            f"cannot {doing} {shown(url)}: {error}; use the refold that made it, or a newer one"
+        ) from error
+    finally:
+        engine.dispose()
