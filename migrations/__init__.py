@@ -5,13 +5,15 @@ imports nothing; otherwise Alembic runs. Commands: `python -m refold.migrations 
 
 A migration of a SQLite file is one `BEGIN IMMEDIATE` transaction, version table and header fields included: it happens
 entirely or not at all, and of two processes that migrate at once one waits and then finds nothing left to do. A file that
-belongs to another program is refused before anything is written to it.
+belongs to another program is refused before anything is written to it. A journal of segments has no tables: to create it is
+to make its folder.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from refold.journal.stores.location import Location, locate
+from refold.journal.stores.location import Location, file_path, locate
+from refold.journal.stores.segments import folder
 from refold.journal.stores.sqlite_file import schema_is_current
 
 __all__ = ["check", "current", "ensure", "is_current", "schema_is_current", "upgrade"]
@@ -106,7 +108,20 @@ def _postgresql_revision(location: Location) -> str | None:
     return revision_of_database(location.url)
 
 
+def _segments_are_current(location: Location) -> bool:
+    return folder.look_at(file_path(location)) == "journal"
+
+
+def _segments_create(location: Location) -> bool:
+    return folder.create(file_path(location))
+
+
+def _segments_format(location: Location) -> str | None:
+    return folder.FORMAT if _segments_are_current(location) else None
+
+
 _TABLES = {
     "sqlite": _Tables(_sqlite_is_current, _sqlite_upgrade, _sqlite_revision),
+    "segments": _Tables(_segments_are_current, _segments_create, _segments_format),
     "postgresql": _Tables(_postgresql_is_current, _postgresql_upgrade, _postgresql_revision),
 }

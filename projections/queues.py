@@ -61,7 +61,6 @@ QUEUE_KEYS: dict[Policy, Callable[[Queues, Request, EngineConfig], tuple[int, in
 """Policy -> key. The handle is the order of arrival and makes the order total."""
 
 _by_key = attrgetter("queue_key")
-_QUEUE_NAMES = {RUNNING: "running", WAITING: "waiting", PREEMPTED: "waiting", IDLE: "idle"}
 
 
 def arrive(queues: Queues, request: Request, config: EngineConfig) -> None:
@@ -106,5 +105,4 @@ def forget_past(queues: Queues) -> None:
 
 def _queue_of(queues: Queues, status: str) -> list[Request]:
     assert status is not FINISHED, "a finished request is in no queue"
-    queue: list[Request] = getattr(queues, _QUEUE_NAMES[status])
-    return queue
+    return {RUNNING: queues.running, WAITING: queues.waiting, PREEMPTED: queues.waiting, IDLE: queues.idle}[status]

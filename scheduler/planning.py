@@ -13,8 +13,7 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
-from bisect import bisect_left
-from itertools import repeat, takewhile
+from itertools import repeat
 
 from refold.journal.events import Admission, Event
 from refold.projections.requests import WAITING, Request
@@ -39,28 +38,26 @@ def plan_step(state: State) -> list[Event]:
 def _plan_running(plan: Plan) -> None:
     block_size, free, special, num_drafts = plan.block_size, plan.free, plan.is_special, plan.num_drafts
     handles, num_tokens, first_positions = plan.handles, plan.num_tokens, plan.first_positions
-    budget = plan.token_budget
     for index, request in enumerate(plan.state.queues.running):
-        if index >= plan.num_running or not budget:
-            break
+        if index >= plan.num_running or not plan.token_budget:
+            return
         end, first = len(request.tokens) + request.num_output_placeholders, request.num_computed_tokens
         if end >= request.max_total_tokens:
             continue
         n = wanted = end - first
         shape = None
         if wanted != 1 or special or request.grammar or request.media or request.drafts:
-            plan.token_budget = budget
             shape = shaping.running(plan, request, wanted)
             n = shape.num_tokens
             if n == 0:
                 continue
         elif num_drafts:
             n += num_drafts
-            if n > budget or end + n > request.max_total_tokens:
-                n = max(min(n, budget, request.max_total_tokens - end), 1)
+            if n > plan.token_budget or end + n > request.max_total_tokens:
+                n = max(min(n, plan.token_budget, request.max_total_tokens - end), 1)
         new_block_ids: list[int] = []
-        if first + n > len(request.block_ids) * block_size:
-            missing = -(-(first + n) // block_size) - len(request.block_ids)
+        missing = -(-(first + n) // block_size) - len(request.block_ids)
+        if missing > 0:
             if not _make_room(plan, request, missing):
                 continue
             new_block_ids = free.take(missing)
@@ -72,11 +69,10 @@ def _plan_running(plan: Plan) -> None:
         handles.append(request.handle)
         num_tokens.append(n)
         first_positions.append(first)
-        budget -= n
+        plan.token_budget -= n
         published = request.num_published_blocks
         if len(request.block_hashes) > published < (first + n) // block_size:
             _promise(plan, request, request.block_ids + new_block_ids, published, (first + n) // block_size)
-    plan.token_budget = budget
 
 
 def _make_room(plan: Plan, request: Request, missing: int) -> bool:
@@ -174,23 +170,15 @@ def _known_prefix(plan: Plan, request: Request) -> list[int]:
     """The blocks with the request's hashes, in the pool or promised by this plan, up to the first that isn't there."""
     by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
     hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
-    known = plan.known_blocks[: _num_common(plan.known_hashes, hashes)]
-    known += takewhile(_is_block, map(by_hash.get, hashes[len(known) :], repeat(-1)))
-    for content_hash in hashes[len(known) :] if promised else ():
-        block = by_hash.get(content_hash, promised.get(content_hash))
-        if block is None:
-            break
-        known.append(block)
-    plan.known_hashes, plan.known_blocks = hashes, known
+    known = list(map(by_hash.get, hashes, repeat(-1)))
+    if -1 in known:
+        del known[known.index(-1) :]
+        for content_hash in hashes[len(known) :] if promised else ():
+            block = by_hash.get(content_hash, promised.get(content_hash))
+            if block is None:
+                break
+            known.append(block)
     return known
-
-
-def _num_common(hashes: list[bytes], others: list[bytes]) -> int:
-    """How long a prefix two chains share. A hash covers its parents: where two are equal, so are all before them."""
-    return bisect_left(range(min(len(hashes), len(others))), True, key=lambda i: hashes[i] != others[i])
-
-
-_is_block = (0).__le__
 
 
 def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:

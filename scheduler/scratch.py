@@ -54,11 +54,10 @@ class FreeBlocks:
             return [self._next() for _ in range(count)]
         taken = list(islice(self._blank, count))
         if len(taken) < count:
-            shared, evicted = self._shared, self.evicted
             for block in self._cached:
-                if block in shared:
+                if block in self._shared:
                     continue
-                evicted[block] = None
+                self.evicted[block] = None
                 taken.append(block)
                 if len(taken) == count:
                     break
@@ -219,8 +218,6 @@ class Plan:
         "handles",
         "hashes",
         "is_special",
-        "known_blocks",
-        "known_hashes",
         "num_drafts",
         "num_running",
         "num_tokens",
@@ -254,9 +251,7 @@ class Plan:
         self.encoder_inputs: list[EncoderInput] = []
         self.admissions: list[Admission] = []
         self.allocations: list[BlockAllocation] = []
-        self.hashes: dict[bytes, int] = {}  # promised: what this step is about to fill
-        self.known_hashes: list[bytes] = []  # of the last look-up, and what it found: the next one often begins alike
-        self.known_blocks: list[int] = []
+        self.hashes: dict[bytes, int] = {}
 
     def note_shape(self, n: int, shape: Shape) -> None:
         """Say what the entry that is added next is."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from refold.journal.errors import JournalError
 from refold.journal.store import JournalReader, JournalStore
-from refold.journal.stores.location import Location, sqlite_path
+from refold.journal.stores.location import Location, file_path, sqlite_path
 
 
 class Kind(NamedTuple):
@@ -36,7 +36,7 @@ def _read_memory(_location: Location) -> JournalReader:
 
 
 def _own_memory(_location: Location) -> int | None:
-    raise JournalError("'memory:' is no journal file: use sqlite:///FILE or a plain file path")
+    raise JournalError("memory: is no journal file: use sqlite:///FILE or a plain file path")
 
 
 def _open_sqlite(location: Location) -> JournalStore:
@@ -75,8 +75,27 @@ def _own_postgresql(location: Location) -> int | None:
     return owner_of_database(location.url)
 
 
+def _open_segments(location: Location) -> JournalStore:
+    from refold.journal.stores.segments.store import SegmentStore  # noqa: PLC0415
+
+    return SegmentStore(file_path(location))
+
+
+def _read_segments(location: Location) -> JournalReader:
+    from refold.journal.stores.segments.reader import SegmentReader  # noqa: PLC0415
+
+    return SegmentReader(file_path(location))
+
+
+def _own_segments(location: Location) -> int | None:
+    from refold.journal.stores.ownership import owner_of  # noqa: PLC0415
+
+    return owner_of(file_path(location))
+
+
 KINDS: dict[str, Kind] = {
     "memory": Kind(_open_memory, _read_memory, _own_memory),
     "sqlite": Kind(_open_sqlite, _read_sqlite, _own_sqlite),
     "postgresql": Kind(_open_postgresql, _read_postgresql, _own_postgresql),
+    "segments": Kind(_open_segments, _read_segments, _own_segments),
 }

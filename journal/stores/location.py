@@ -1,7 +1,9 @@
 """Where a journal lives: one URL, or a bare path, names the store.
 
-`memory:` is a journal that dies with its process. `sqlite:///relative.db`, `sqlite:////absolute.db` and a bare path are
-one SQLite file. `postgresql://USER@HOST/DATABASE` is a PostgreSQL database. Everything else is refused here, before any driver is imported.
+`memory:` is a journal that dies with its process. `sqlite:///relative.db`, `sqlite:////absolute.db` and a bare path are one
+SQLite file. `segments:///relative`, `segments:////absolute`, a bare path that ends with a slash and the bare path of a folder
+that exists are a folder of segment files. `postgresql://USER@HOST/DATABASE` is a PostgreSQL database. Everything else is
+refused here, before any driver is imported.
 """
 
 import re
@@ -12,14 +14,16 @@ from urllib.parse import urlsplit
 from refold.journal.errors import JournalError
 
 _SQLITE = "sqlite:///"
+_SEGMENTS = "segments:///"
 _POSTGRESQL = ("postgresql://", "postgresql+psycopg://", "postgres://")
 _PASSWORD = re.compile(r"(?<=://)([^/@?#]*?):[^@/]+@|(?<=[?&])(password=)[^&]*")
+_USE = "use sqlite:///FILE, segments:///FOLDER, postgresql://USER@HOST/DATABASE, a plain path, or memory:"
 
 
 class Location(NamedTuple):
     """A parsed URL: the store's kind (a key of `kinds.KINDS`), the absolute path if it is a file, and the URL as given."""
 
-    kind: Literal["memory", "sqlite", "postgresql"]
+    kind: Literal["memory", "sqlite", "segments", "postgresql"]
     path: Path | None
     url: str
 
@@ -34,13 +38,14 @@ def locate(url: str) -> Location:
         return Location("memory", None, url)
     if url.startswith(_SQLITE):
         return Location("sqlite", _path(url, url.removeprefix(_SQLITE)), url)
+    if url.startswith(_SEGMENTS):
+        return Location("segments", _path(url, url.removeprefix(_SEGMENTS)), url)
     if url.startswith(_POSTGRESQL):
         return Location("postgresql", None, _database(url))
-    if "://" in url or url.startswith("sqlite:"):
-        raise JournalError(
-            f"{shown(url)!r} names no journal store: use sqlite:///FILE, a plain file path, postgresql://... or memory:"
-        )
-    return Location("sqlite", _path(url, url), url)
+    if "://" in url or url.startswith(("sqlite:", "segments:")):
+        raise JournalError(f"{shown(url)!r} names no journal store: {_USE}")
+    path = _path(url, url)
+    return Location("segments" if url.endswith("/") or path.is_dir() else "sqlite", path, url)
 
 
 def sqlite_path(url: str) -> Path:
@@ -49,8 +54,8 @@ def sqlite_path(url: str) -> Path:
     Raises:
         JournalError: it names something else.
     """
-    path = locate(url).path
-    if path is None:
+    kind, path, _ = locate(url)
+    if kind != "sqlite" or path is None:
         raise JournalError(f"{shown(url)!r} is no journal file: use sqlite:///FILE or a plain file path")
     return path
 
@@ -71,10 +76,16 @@ def _database(url: str) -> str:
     return url
 
 
+def file_path(location: Location) -> Path:
+    """The path of a location that has one."""
+    assert location.path is not None, f"{location.kind} has no path"
+    return location.path
+
+
 def _path(url: str, text: str) -> Path:
     bad = not text or text == ":memory:" or text.startswith("file:") or "\0" in text
-    if bad or (url.startswith(_SQLITE) and "?" in text):
-        raise JournalError(f"{url!r} names no file: use sqlite:///FILE without options, a plain file path, or memory:")
+    if bad or (url.startswith((_SQLITE, _SEGMENTS)) and "?" in text):
+        raise JournalError(f"{url!r} names no file: {_USE}, without options")
     try:
         text.encode("utf-8")
         return Path(text).expanduser().absolute()

@@ -1,6 +1,6 @@
-"""One live writer per SQLite journal: an operating-system lock that dies with its process.
+"""One live writer per journal of files: an operating-system lock that dies with its process.
 
-The lock is a `flock` on `<journal>.lock`, which holds the owner's process id for the message. The kernel drops it when the
+The lock is a `flock` on `<journal>.lock`, or on `owner.lock` in a journal that is a folder, which holds the owner's process id for the message. The kernel drops it when the
 process ends, by SIGKILL too, so there's never a stale lock to clean up and the file itself is never deleted (deleting it
 would let two owners lock two different files). The engine epoch in the database stays the real fence: this lock only
 turns "two engines fight" into an error at open.
@@ -17,6 +17,7 @@ from refold.journal.errors import JournalError, JournalOwned
 
 _PATIENCE_S = 0.25  # a probe by `owner_of` holds the lock for microseconds; an owner for as long as it lives
 _PAUSE_S = 0.01
+_FOLDER_LOCK = "owner.lock"
 
 
 class OwnerLock:
@@ -93,7 +94,7 @@ def owner_of(journal: Path) -> int | None:
 
 def _lock_path(journal: Path) -> Path:
     real = Path(os.path.realpath(journal))
-    return real.with_name(real.name + ".lock")
+    return real / _FOLDER_LOCK if real.is_dir() else real.with_name(real.name + ".lock")
 
 
 def _lock_patiently(fd: int) -> bool:

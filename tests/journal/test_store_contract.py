@@ -1,9 +1,12 @@
-"""Every store of ours passes the contract; the SQL ones both with their owner lock and with the epoch fence alone."""
+"""Every store of ours passes the contract; all but memory both with their owner lock and with the epoch fence alone."""
+
+from typing import ClassVar
 
 import pytest
 
 from refold import migrations
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
+from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing import JournalStoreContract
 
@@ -57,3 +60,32 @@ class TestPostgresStore(_PostgresContract):
 
 class TestPostgresStoreByFenceAlone(_PostgresContract):
     exclusive = False
+
+
+class _SegmentContract(JournalStoreContract):
+    options: ClassVar[dict[str, object]] = {}
+
+    @pytest.fixture
+    def store_factory(self, tmp_path):
+        migrations.ensure(f"segments:///{tmp_path / 'journal'}")
+        handles = []
+
+        def make():
+            handles.append(SegmentStore(tmp_path / "journal", **self.options))
+            return handles[-1]
+
+        yield make
+        for handle in handles:
+            handle.close()
+
+
+class TestSegmentStore(_SegmentContract):
+    pass
+
+
+class TestSegmentStoreByFenceAlone(_SegmentContract):
+    options: ClassVar = {"exclusive": False}
+
+
+class TestSegmentStoreOfManySegments(_SegmentContract):
+    options: ClassVar = {"segment_bytes": 300}

@@ -243,8 +243,8 @@ BLOCKS = (
         "A block is published as soon as one of its places is scheduled, not when all are.",
         (
             _FOLD + "_publish_known",
-            "full = (event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size",
-            "full = -(-(event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size)",
+            "full = request.num_computed_tokens // state.pool.block_size",
+            "full = -(-request.num_computed_tokens // state.pool.block_size)",
         ),
     ),
     _fault(
@@ -477,8 +477,8 @@ PLANNING = (
         (_PLAN + "_plan_running", "or end + n > request.max_total_tokens:", ":"),
         (
             _PLAN + "_plan_running",
-            "min(n, budget, request.max_total_tokens - end)",
-            "min(n, budget)",
+            "min(n, plan.token_budget, request.max_total_tokens - end)",
+            "min(n, plan.token_budget)",
         ),
     ),
     _fault(

@@ -1,0 +1,1 @@
+"""The store of segment files; docs/reference/segments.md describes them byte by byte."""

@@ -1,0 +1,75 @@
+"""The reading half of the port over a folder of segments, live or not. Takes no lock and writes nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from refold.journal.errors import JournalError
+from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.segments import folder
+from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain
+from refold.journal.stores.segments.view import StreamView
+
+
+class SegmentReader:
+    """A journal of segments, read-only."""
+
+    __slots__ = ("_closed", "_files", "_path")
+
+    def __init__(self, path: Path, files: FileLayer = OS_FILES) -> None:
+        """Look at the folder.
+
+        Raises:
+            NotFound: there is no journal at `path`.
+            JournalError: it can't be read or isn't ours.
+        """
+        folder.require(path, files)
+        self._path, self._files, self._closed = path, files, False
+
+    def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        """Records at positions start <= p < stop, in order."""
+        assert start >= 0, f"positions start at 0, not {start}"
+        yield from self._view(stream).read(start, stop)
+
+    def head(self, stream: str = DEFAULT_STREAM) -> Head:
+        """The end of the stream."""
+        end = self._view(stream).end()
+        return EMPTY_HEAD if end is None else end.head
+
+    def streams(self) -> list[str]:
+        """The names of all streams."""
+        return stream_names(self._files, self._path)
+
+    def close(self) -> None:
+        """Nothing stays open between calls; a closed reader refuses them all the same."""
+        self._closed = True
+
+    def _view(self, stream: str) -> StreamView:
+        if self._closed:
+            raise JournalError(f"the reader of {self._path} is closed: open it again")
+        return StreamView(self._files, self._path, stream)
+
+
+def stream_names(files: FileLayer, path: Path) -> list[str]:
+    """The names of the streams in the journal at `path`.
+
+    Raises:
+        JournalError: it can't be read, or is damaged.
+    """
+    try:
+        names = [name for name in files.listdir(path) if (path / name).is_dir()]
+    except OSError as error:
+        raise explain(error, path, "read") from error
+    return sorted(found for name in names if (found := _stream_in(files, path, name)) is not None)
+
+
+def _stream_in(files: FileLayer, path: Path, name: str) -> str | None:
+    view = StreamView(files, path, name)
+    view.folder = path / name
+    if view.mark() is None:
+        return None
+    segments = view.segments()
+    if not segments:
+        return None
+    with view.opened(segments[-1]) as (_fd, header, _size):
+        return header.stream

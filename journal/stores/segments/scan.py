@@ -1,0 +1,125 @@
+"""Walking through groups that must be whole: whatever isn't, is damage, and is named by its position."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from refold.journal.record import Head, Record, hash_after, head_after
+from refold.journal.stores.segments.files import FileLayer, damaged
+from refold.journal.stores.segments.frames import GROUP_HEADER_BYTES, Group, is_whole, unpack_group, unpack_records
+
+PIECE_BYTES = 1 << 18
+
+
+class Bytes(Protocol):
+    """Where groups are read from."""
+
+    limit: int
+
+    def get(self, offset: int, size: int) -> bytes:
+        """The bytes at `offset`; fewer than `size` at the limit."""
+        ...
+
+
+class FileBytes:
+    """A file's bytes up to a limit, read in large pieces. What lies beyond the limit is never looked at."""
+
+    __slots__ = ("_fd", "_files", "_piece", "_start", "limit")
+
+    def __init__(self, files: FileLayer, fd: int, limit: int) -> None:
+        self._files, self._fd, self.limit = files, fd, limit
+        self._start, self._piece = 0, b""
+
+    def get(self, offset: int, size: int) -> bytes:
+        """The bytes at `offset`; fewer than `size` at the limit or the end of the file."""
+        size = min(size, self.limit - offset)
+        begin = offset - self._start
+        if begin < 0 or begin + size > len(self._piece):
+            self._piece = self._read(offset, min(max(size, PIECE_BYTES), self.limit - offset))
+            self._start, begin = offset, 0
+        return self._piece[begin : begin + size]
+
+    def _read(self, offset: int, size: int) -> bytes:
+        piece = self._files.pread(self._fd, size, offset)
+        while len(piece) < size and (more := self._files.pread(self._fd, size - len(piece), offset + len(piece))):
+            piece += more
+        return piece
+
+
+class HeldBytes:
+    """Bytes in memory: an unpacked block."""
+
+    __slots__ = ("_data", "limit")
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.limit = data, len(data)
+
+    def get(self, offset: int, size: int) -> bytes:
+        """The bytes at `offset`."""
+        return self._data[offset : offset + size]
+
+
+class Place(NamedTuple):
+    """Where a walk has got to: the next group's offset and the position of its first record."""
+
+    offset: int
+    position: int
+
+
+def walk(source: Bytes, place: Place, path: Path, start: int) -> Iterator[tuple[Group, bytes]]:
+    """The groups from `place` up to the source's limit, each with all that follows its header.
+
+    Those whose records are all before position `start` are stepped over.
+
+    Raises:
+        JournalCorrupt: there's a group missing, or something else in its place.
+    """
+    offset, position = place
+    while offset < source.limit:
+        group = unpack_group(source.get(offset, GROUP_HEADER_BYTES), 0, offset)
+        if group is None:
+            raise _no_group(source, offset, position, path)
+        if group.position != position:
+            kind = "missing" if group.position > position else "reordered"
+            raise damaged(path, position, kind, f"is not where it belongs: record {group.position} is")
+        if group.end > source.limit:
+            raise damaged(path, position, "truncated", f"ends at byte {group.end}, its file at {source.limit}")
+        if group.stop > start:
+            yield group, source.get(group.payload_start, group.end - group.payload_start)
+        offset, position = group.end, group.stop
+
+
+def _no_group(source: Bytes, offset: int, position: int, path: Path) -> Exception:
+    rest = source.get(offset, source.limit - offset)
+    if len(rest) < GROUP_HEADER_BYTES or not rest.strip(b"\0"):
+        return damaged(path, position, "truncated", f"should begin at byte {offset}, but the file ends before it")
+    return damaged(path, position, "edited", f"should begin at byte {offset}, but no checksum agrees there")
+
+
+def records_of(group: Group, body: bytes, previous: Head | None, path: Path) -> Iterator[Record]:
+    """The records of a group. Of a damaged one, those before the damage, if `previous` is known and they follow from it.
+
+    Raises:
+        JournalCorrupt: the group is damaged; names its first bad record.
+    """
+    if is_whole(group, body):
+        yield from unpack_records(group, body)
+        return
+    position = group.position
+    try:
+        for record in unpack_records(group, body):
+            if previous is None or record.position == group.stop - 1 or not _follows(previous, record):
+                break
+            yield record
+            previous, position = head_after(record), record.position + 1
+    except struct.error:
+        pass
+    raise damaged(path, position, "edited", "has another checksum than when it was written: its bytes were changed")
+
+
+def _follows(previous: Head, record: Record) -> bool:
+    try:
+        return record.hash == hash_after(previous, record)
+    except (struct.error, ValueError):
+        return False

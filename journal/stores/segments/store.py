@@ -1,0 +1,209 @@
+"""The store of segment files: one write and one sync for each append, and nothing else on its way.
+
+An append writes its records as one group, at the end of the newest segment, in space that was laid out before: overwriting
+laid-out space costs a sync half of what growing a file does. Then it syncs, and moves the mark. A group is whole or not there.
+
+Who writes is settled twice. The owner lock refuses a second engine at the door. Behind it, whoever takes a stream over writes
+a group without records, which raises the engine epoch; and each append looks, under a lock that both hold for as long as it
+takes, whether the place where it would write is still empty. If it isn't, it has lost the stream.
+
+After an error the handle is given up, what the append may have written is cut off, and the cut is synced through a new
+handle: then the records are not in. If that fails too, nobody knows, and the message says so; opening the stream settles it.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from refold.journal.errors import JournalError
+from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.guards import check_continues, check_stream_name, not_open, refuse
+from refold.journal.stores.ownership import OwnerLock
+from refold.journal.stores.segments import folder
+from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain
+from refold.journal.stores.segments.frames import MAX_PAYLOAD_BYTES, pack_group
+from refold.journal.stores.segments.log import StreamLog
+from refold.journal.stores.segments.reader import stream_names
+from refold.journal.stores.segments.view import StreamView
+
+SEGMENT_BYTES = 64 << 20
+_MAX_UNSEALED = 4
+
+
+class SegmentStore:
+    """A journal in a folder of segment files."""
+
+    def __init__(
+        self, path: Path, *, exclusive: bool = True, segment_bytes: int = SEGMENT_BYTES, files: FileLayer = OS_FILES
+    ) -> None:
+        """Open the journal; its folder must be one.
+
+        Args:
+            path: the folder.
+            exclusive: hold the owner lock while a stream is open, so that a second engine is refused at once. Without
+                it, the engine epoch is the only fence and a second opener takes the stream away from the first.
+            segment_bytes: a segment this long is closed, and sealed by and by.
+            files: the file system.
+
+        Raises:
+            NotFound: there is no journal.
+            JournalError: it can't be opened or isn't ours.
+        """
+        folder.require(path, files)
+        self._path, self._files = path, files
+        self._exclusive, self._segment_bytes = exclusive, segment_bytes
+        self._lock = threading.RLock()
+        self._logs: dict[str, StreamLog] = {}
+        self._owner: OwnerLock | None = None
+        self._closed = False
+
+    def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
+        """Take the stream over in a new engine epoch. A torn tail is cut off; damage is refused."""
+        check_stream_name(stream)
+        with self._lock:
+            self._check_usable()
+            if self._exclusive and self._owner is None:
+                self._owner = OwnerLock(self._path)
+            try:
+                self._forget(stream)
+                log = StreamLog(self._files, self._path, stream)
+            except BaseException:
+                if not self._logs:
+                    self._disown()
+                raise
+            self._logs[stream] = log
+            return log.head
+
+    def append(self, stream: str, records: Sequence[Record]) -> Head:
+        """Add records at the head, all or none; on disk when this returns."""
+        with self._lock:
+            self._check_usable()
+            log = self._logs.get(stream)
+            if log is None:
+                raise not_open(stream)
+            after = check_continues(log.head, records)
+            frame = pack_group(records[0].position, log.head.engine_epoch, records)
+            if len(frame) > MAX_PAYLOAD_BYTES:
+                raise JournalError(f"{len(frame)} bytes are too many for one append: use at most {MAX_PAYLOAD_BYTES}")
+            self._append_frame(stream, log, frame, after)
+            if len(log.closed) > _MAX_UNSEALED:
+                self.maintain()
+            return after
+
+    def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+        """Records at positions start <= p < stop, in order."""
+        assert start >= 0, f"positions start at 0, not {start}"
+        self._check_usable()
+        yield from StreamView(self._files, self._path, stream).read(start, stop)
+
+    def head(self, stream: str = DEFAULT_STREAM) -> Head:
+        """The end of the stream."""
+        self._check_usable()
+        end = StreamView(self._files, self._path, stream).end()
+        return EMPTY_HEAD if end is None else end.head
+
+    def streams(self) -> list[str]:
+        """The names of all streams."""
+        self._check_usable()
+        return stream_names(self._files, self._path)
+
+    def maintain(self, *, idle: bool = False) -> None:
+        """Seal closed segments, a block at a call; with `idle`, all there is, and sync the marks.
+
+        Never needed for durability: errors here cost disk space only and are left to the next append to find.
+        """
+        with self._lock:
+            for log in list(self._logs.values()):
+                with contextlib.suppress(OSError, JournalError):
+                    while log.seal_some() and idle:
+                        pass
+                    if idle:
+                        log.sync_mark()
+
+    def compact(self, stream: str = DEFAULT_STREAM) -> None:
+        """Close the segment that is written and seal all of them.
+
+        Raises:
+            JournalError: the stream isn't open here, the storage failed, or a segment is damaged.
+        """
+        with self._lock:
+            self._check_usable()
+            log = self._logs.get(stream)
+            if log is None:
+                raise not_open(stream)
+            try:
+                log.rotate()
+                while log.seal_some():
+                    pass
+                log.sync_mark()
+            except OSError as error:
+                self._forget(stream)
+                raise explain(error, self._path, "compact") from error
+
+    def close(self) -> None:
+        """Give back laid-out space, close every file, let the next engine in. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for log in self._logs.values():
+                log.close()
+            self._logs.clear()
+            self._disown()
+
+    def _append_frame(self, stream: str, log: StreamLog, frame: bytes, after: Head) -> None:
+        with log.fence():
+            self._check_ours(stream, log)
+            try:
+                if log.end >= self._segment_bytes and log.has_records:
+                    log.rotate()
+                log.write(frame, after)
+            except OSError as error:
+                self._settle(stream, log, after, error)
+
+    def _check_ours(self, stream: str, log: StreamLog) -> None:
+        try:
+            ours = log.is_ours()
+        except OSError as error:
+            self._give_up(stream)
+            raise explain(error, log.path, "read") from error
+        if not ours:
+            raise refuse(stream, log.head, self.head(stream))
+
+    def _settle(self, stream: str, log: StreamLog, after: Head, error: OSError) -> NoReturn:
+        """After an error in an append: raise, and say whether the records are in. The stream must be opened again."""
+        first, last = log.head.position, after.position - 1
+        cause = explain(error, log.path, "write")
+        doubt = f"records {first} to {last} are on disk, but not acknowledged" if log.is_on_disk else None
+        if doubt is None:
+            try:
+                log.cut_back()
+            except OSError as second:
+                doubt = f"what was written can't be cut off ({second.strerror}): records {first} to {last} may be in"
+        self._give_up(stream)
+        if doubt is not None:
+            raise JournalError(f"{cause}; {doubt}; open the journal again to find out") from error
+        raise cause from error
+
+    def _give_up(self, stream: str) -> None:
+        """Stop owning: from here on `head` says what the next owner will find."""
+        self._forget(stream)
+        if not self._logs:
+            self._disown()
+
+    def _forget(self, stream: str) -> None:
+        log = self._logs.pop(stream, None)
+        if log is not None:
+            log.release()
+
+    def _disown(self) -> None:
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise JournalError(f"the journal {self._path} is closed: open it again")
