@@ -21,8 +21,11 @@ KILLS ?= 200
 TESTARGS ?=
 SIMARGS ?=
 JOBS ?= 2
+FAULTARGS ?=
+FAULTS := kill torn flip disk lock postgres clock race
 
-.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces crash golden clean
+.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
+	crash golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -108,6 +111,10 @@ faults: $(VENV)/.stamp-dev  ## plant each fault of tests/kit/fault_list.py, see 
 
 traces: $(VENV)/.stamp-dev  ## two production traces through the core, whole, under three sizes of pool (needs ../shared/data)
 	@$(BIN)/python -m benchmarks.traces
+
+fault-matrix: $(FAULTS:%=fault-%)  ## every row of the fault matrix, on every store, whole (half an hour)
+$(FAULTS:%=fault-%): fault-%: $(VENV)/.stamp-dev
+	@nice $(BIN)/python -m tests.reliability.matrix $* --page docs/reliability.md $(FAULTARGS)
 
 golden: $(VENV)/.stamp-dev  ## every golden token under every schedule, on the real model (minutes)
 	@$(BIN)/python -m pytest -m golden -s $(TESTARGS)

@@ -15,10 +15,24 @@ Whether the events make sense is another question, asked by the scheduler's laws
 
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD, Head, Record, has_whole_content, hash_after, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+
+
+@runtime_checkable
+class Inspected(Protocol):
+    """A reader of a container that can be damaged where no record shows it."""
+
+    def inspect(self) -> None:
+        """Look at what no record covers.
+
+        Raises:
+            JournalCorrupt: it's damaged.
+        """
+        ...
 
 
 def verified(records: Iterable[Record], start_head: Head = EMPTY_HEAD, expect: Head | None = None) -> Iterator[Record]:
@@ -62,6 +76,8 @@ def read_verified(
     Raises:
         JournalCorrupt: names the first bad position and the kind.
     """
+    if isinstance(reader, Inspected):
+        reader.inspect()
     stored = reader.head(stream)
     head = EMPTY_HEAD
     for record in verified(reader.read(stream), expect=stored):

@@ -6,6 +6,7 @@ a kill included, leaves the file as it was.
 
 import contextlib
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, loo
 from refold.journal.stores.tables import VERSION_TABLE, metadata
 
 _PATIENCE_S = 30.0
+_one_at_a_time = threading.Lock()  # Alembic's `op` and `context` are this process's, not this thread's
 
 
 def upgrade_file(path: Path) -> bool:
@@ -83,7 +85,8 @@ def differences() -> list[str]:
 
 
 def _upgrade(connection: sa.Connection) -> None:
-    command.upgrade(config_of(connection), "head")
+    with _one_at_a_time:
+        command.upgrade(config_of(connection), "head")
     connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
     connection.exec_driver_sql(f"PRAGMA user_version={TABLE_VERSION}")
 

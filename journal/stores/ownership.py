@@ -45,8 +45,9 @@ class OwnerLock:
             os.close(fd)
             raise JournalOwned(f"{journal} is written by {_say(pid)}: stop that engine, or use another journal file")
         self._fd = fd
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only its message knows less
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         _held.add(self)
 
     def __del__(self) -> None:
@@ -55,7 +56,8 @@ class OwnerLock:
     def release(self) -> None:
         """Let the next writer in. Idempotent."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
             self.forget()
 
     def forget(self) -> None:

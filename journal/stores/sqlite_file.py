@@ -8,6 +8,8 @@ Facts of SQLite that this package stands on:
   live journal and one whose engine was killed. In a read-only folder a file without a WAL is read as immutable.
 - Versions before 3.51.3 can corrupt a WAL when two connections checkpoint and commit at once. So exactly one connection
   ever checkpoints, the writer's, and every other one sets `wal_autocheckpoint=0`.
+- A page's checksum is nowhere in the file. Records carry their own (the chain); the table of streams, which says that there
+  are any, has its index beside it, and the two are compared on opening.
 - Header fields may still be in the WAL only: they're read through a connection, never from the raw file.
 """
 
@@ -41,20 +43,52 @@ class FileState(NamedTuple):
     version: int
 
 
-def explain(error: sqlite3.Error, path: Path, doing: str, position: int = 0) -> JournalError:
+def explain(error: Exception, path: Path, doing: str, position: int = 0) -> JournalError:
     """The journal's error for an error of SQLite at `path`, with the remedy. `position` is where a reader had got to."""
+    if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes the damaged text
+        return _damaged(path, repr(error.object[:80]), position)
     code = getattr(error, "sqlite_errorcode", None)
     primary = code & 0xFF if isinstance(code, int) else None
     if primary == sqlite3.SQLITE_NOTADB:
         return JournalCorrupt(f"{path} is not a SQLite file: name another journal file", position=0, kind="foreign")
     if primary == sqlite3.SQLITE_CORRUPT:
-        return JournalCorrupt(
-            f"{path} is damaged at or after record {position} ({error}): restore it from a backup",
-            position=position,
-            kind="undecodable",
-        )
+        return _damaged(path, str(error), position)
     remedy = _REMEDIES.get(primary, "see the cause") if primary is not None else "see the cause"
     return JournalError(f"cannot {doing} {path}: {error}; {remedy}")
+
+
+def _damaged(path: Path, how: str, position: int = 0) -> JournalCorrupt:
+    return JournalCorrupt(
+        f"{path} is damaged at or after record {position} ({how}): restore it from a backup",
+        position=position,
+        kind="undecodable",
+    )
+
+
+def check_streams(connection: sqlite3.Connection, path: Path) -> None:
+    """The table of streams and its index say the same: else a stream can seem not to be there. Some 70 µs.
+
+    Raises:
+        JournalCorrupt: they don't.
+        sqlite3.Error, UnicodeDecodeError: SQLite can't read them.
+    """
+    _require_ok(connection, path, "PRAGMA integrity_check(journal_streams)")
+
+
+def check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    """Every page of the file is in its place, those that no record is on too. Some 1 ms per MB.
+
+    Raises:
+        JournalCorrupt: a page isn't.
+        sqlite3.Error, UnicodeDecodeError: SQLite can't read it.
+    """
+    _require_ok(connection, path, "PRAGMA integrity_check(1)")
+
+
+def _require_ok(connection: sqlite3.Connection, path: Path, check: str) -> None:
+    (found,) = connection.execute(check).fetchone()
+    if found != "ok":
+        raise _damaged(path, " ".join(found.split())[:200])
 
 
 def look_at(path: Path) -> FileState:
@@ -75,7 +109,7 @@ def look_at(path: Path) -> FileState:
     connection = connect_readonly(path, immutable=not (_has_wal(path) or _beside(path, "-shm").exists()))
     try:
         application_id, version, tables = _fingerprint(connection)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise explain(error, path, "read") from error
     finally:
         connection.close()
@@ -151,7 +185,7 @@ def connect_readonly(path: Path, *, immutable: bool = False) -> sqlite3.Connecti
     uri = f"file:{quote(str(path))}?mode=ro"
     try:
         return _open(uri + "&immutable=1" * immutable)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         # A read-only folder can't get the `-shm` file; without a WAL there's nothing in it that we'd miss.
         if immutable or not _is_cantopen(error) or not path.is_file() or _has_wal(path):
             raise explain(error, path, "open") from error
@@ -165,13 +199,13 @@ def _open(uri: str) -> sqlite3.Connection:
         for pragma in ("query_only=1", "wal_autocheckpoint=0", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}").fetchall()
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         connection.close()
         raise
     return connection
 
 
-def _is_cantopen(error: sqlite3.Error) -> bool:
+def _is_cantopen(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 

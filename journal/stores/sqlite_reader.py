@@ -6,14 +6,14 @@ damaged body may not be UTF-8 and must reach the verifier, not end in a driver's
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.store import DEFAULT_STREAM
-from refold.journal.stores.sqlite_file import connect_readonly, explain, require_current
+from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
 
 PAGE_RECORDS = 256
 FOREVER = 2**63 - 1
@@ -48,6 +48,15 @@ class SqliteReader:
         require_current(path)
         self._path = path
         self._connection: sqlite3.Connection | None = connect_readonly(path)
+        self._check(check_streams)
+
+    def inspect(self) -> None:
+        """Look at the pages that no record is on, as well.
+
+        Raises:
+            JournalCorrupt: one is damaged.
+        """
+        self._check(check_pages)
 
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
@@ -79,10 +88,17 @@ class SqliteReader:
             self._connection.close()
             self._connection = None
 
+    def _check(self, check: Callable[[sqlite3.Connection, Path], None]) -> None:
+        assert self._connection is not None, "the reader is open"
+        try:
+            check(self._connection, self._path)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise explain(error, self._path, "read") from error
+
     def _fetch(self, sql: str, parameters: tuple[Any, ...], position: int = 0) -> list[tuple[Any, ...]]:
         if self._connection is None:
             raise JournalError(f"the reader of {self._path} is closed: open it again")
         try:
             return self._connection.execute(sql, parameters).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explain(error, self._path, "read", position) from error
