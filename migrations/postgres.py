@@ -10,7 +10,7 @@ from alembic.util.exc import CommandError
 from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.stores import postgres_engine, postgres_owner
 from refold.journal.stores.location import shown
-from refold.migrations.run import config_of, context_of
+from refold.migrations.run import config_of, context_of, one_at_a_time
 
 _PATIENCE_MS = 30_000
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('refold.migrations', 0))"
@@ -37,8 +37,8 @@ def upgrade_database(url: str) -> bool:
             raise JournalOwned(
                 f"{name} is written by process {process or '?'} and needs a migration: stop that engine first"
             )
-        config = config_of(connection)
-        command.upgrade(config, "head")
+        with one_at_a_time:
+            command.upgrade(config_of(connection), "head")
     assert is_current_database(url), "a migrated database is current"
     return True
 

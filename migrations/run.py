@@ -25,7 +25,7 @@ from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, loo
 from refold.journal.stores.tables import VERSION_TABLE, metadata
 
 _PATIENCE_S = 30.0
-_one_at_a_time = threading.Lock()  # Alembic's `op` and `context` are this process's, not this thread's
+one_at_a_time = threading.Lock()  # Alembic's `op` and `context` are this process's, not this thread's
 
 
 def upgrade_file(path: Path) -> bool:
@@ -85,7 +85,7 @@ def differences() -> list[str]:
 
 
 def _upgrade(connection: sa.Connection) -> None:
-    with _one_at_a_time:
+    with one_at_a_time:
         command.upgrade(config_of(connection), "head")
     connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
     connection.exec_driver_sql(f"PRAGMA user_version={TABLE_VERSION}")
