@@ -1,0 +1,245 @@
+"""Snapshots: everything that a fold has made of the records so far, as bytes, and back.
+
+A snapshot saves folding; it never replaces the journal. In it are the whole `State`, the `Outbox` and the `Totals`, class by
+class and field by field: each class with slots has an *image* (`refold.scheduler.images`), a typed struct with the same
+fields. No pickle: decoding makes values of those types and nothing else, or fails.
+
+Requests are named by handle where a queue or a step refers to one, so that what was one object is one object again. Texts that
+the code compares by identity (a request's status) are the code's own again.
+
+The bytes come in pieces, each a length and a MessagePack value: first the state, then the totals, then the outputs by the
+dozen. Whoever makes them beside a running engine can rest between two pieces.
+"""
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from refold.projections.blocks import BlockPool
+from refold.projections.encoder import EncoderCache
+from refold.projections.outbox import MAX_FINISHED, Outbox, Output, TurnEnd
+from refold.projections.queues import Queues
+from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request, RequestTable
+from refold.projections.steps import InFlightStep, PendingPublication, Window
+from refold.projections.totals import Totals
+from refold.scheduler.images import (
+    IMAGES,
+    BlockPoolImage,
+    EncoderCacheImage,
+    Image,
+    InFlightStepImage,
+    OutboxImage,
+    OutputImage,
+    QueuesImage,
+    RequestImage,
+    RequestTableImage,
+    StateImage,
+    TotalsImage,
+    WindowImage,
+)
+from refold.scheduler.state import State
+
+OUTPUTS_PER_PIECE = 64
+_LENGTH = struct.Struct(">Q")
+_STATUSES = {status: status for status in (WAITING, RUNNING, PREEMPTED, IDLE, FINISHED)}
+T = TypeVar("T")
+
+
+class Folded(NamedTuple):
+    """What a fold makes of a journal: all that an engine needs to go on."""
+
+    state: State
+    outbox: Outbox
+    totals: Totals
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=list)  # a deque is the only thing here that MessagePack doesn't know
+_STATE = msgspec.msgpack.Decoder(StateImage)
+_REST = msgspec.msgpack.Decoder(tuple[TotalsImage, OutboxImage])
+_OUTPUTS = msgspec.msgpack.Decoder(list[OutputImage])
+
+
+def pack(folded: Folded) -> Iterator[bytes]:
+    """The pieces of a snapshot, in order."""
+    yield _piece(_state_image(folded.state))
+    outputs = list(folded.outbox.by_handle.values())
+    finished = [output.handle for output in folded.outbox._finished]  # noqa: SLF001 - an image tells a class's slots
+    yield _piece((_image(TotalsImage, folded.totals), OutboxImage(len(outputs), finished)))
+    for start in range(0, len(outputs), OUTPUTS_PER_PIECE):
+        yield _piece([_image(OutputImage, output) for output in outputs[start : start + OUTPUTS_PER_PIECE]])
+
+
+def unpack(body: bytes, max_finished: int = MAX_FINISHED) -> Folded:
+    """The fold that `pack` made pieces of; `body` is all of them, joined.
+
+    Raises:
+        ValueError: the bytes are no snapshot of this refold's.
+    """
+    first, second, *pieces = _pieces(body)
+    state = _state_of(_STATE.decode(first))
+    totals_image, outbox_image = _REST.decode(second)
+    totals = _thing(Totals, totals_image)
+    outputs = [_output_of(image) for piece in pieces for image in _OUTPUTS.decode(piece)]
+    return Folded(state, _outbox_of(outputs, outbox_image, max_finished), totals)
+
+
+def _piece(value: object) -> bytes:
+    encoded = _ENCODER.encode(value)
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+def _pieces(body: bytes) -> Iterator[memoryview]:
+    view, offset = memoryview(body), 0
+    while offset < len(view):
+        if len(view) - offset < _LENGTH.size:
+            raise ValueError("the snapshot ends in the middle of a length")
+        (length,) = _LENGTH.unpack_from(view, offset)
+        offset += _LENGTH.size
+        if length > len(view) - offset:
+            raise ValueError("the snapshot ends in the middle of a piece")
+        yield view[offset : offset + length]
+        offset += length
+
+
+def _image(kind: type[Any], thing: object, **told: object) -> Any:
+    """The image of a thing; `told` are fields that it tells in another way than the thing has them."""
+    return kind(*[told[name] if name in told else getattr(thing, name) for name in kind.__struct_fields__])
+
+
+def _thing(kind: type[T], image: Image, **told: object) -> T:
+    """The thing of an image; `told` are slots that it has in another way than the image, or beside it."""
+    thing = object.__new__(kind)
+    skipped = IMAGES[kind].extra
+    for name in image.__struct_fields__:
+        if name not in skipped and name not in told:
+            setattr(thing, name, getattr(image, name))
+    for name, value in told.items():
+        setattr(thing, name, value)
+    return thing
+
+
+# -- to images --------------------------------------------------------------------------------------------------------
+
+
+def _state_image(state: State) -> StateImage:
+    known = state.requests.by_handle
+    drained = {
+        request.handle: request
+        for step in state.window.in_flight
+        for request in (*step.requests, *(p.request for p in step.pending_publications))
+        if known.get(request.handle) is not request
+    }
+    assert not drained.keys() & known.keys(), "two requests with one handle"
+    image: StateImage = _image(
+        StateImage,
+        state,
+        encoder=_image(EncoderCacheImage, state.encoder, evictable=list(state.encoder.evictable)),
+        pool=_pool_image(state.pool),
+        queues=_queues_image(state.queues),
+        requests=_table_image(state.requests),
+        window=WindowImage([_step_image(step) for step in state.window.in_flight], state.window.next_step),
+        drained=[_image(RequestImage, request) for request in drained.values()],
+    )
+    return image
+
+
+def _table_image(table: RequestTable) -> Any:
+    requests = [_image(RequestImage, request) for request in table.by_handle.values()]
+    return _image(RequestTableImage, table, by_handle=requests, sessions=list(table.sessions))
+
+
+def _queues_image(queues: Queues) -> Any:
+    orders = {name: _handles(getattr(queues, name)) for name in ("idle", "running", "waiting")}
+    return _image(QueuesImage, queues, **orders)
+
+
+def _pool_image(pool: BlockPool) -> Any:
+    return _image(BlockPoolImage, pool, free_blank=list(pool.free_blank), free_cached=list(pool.free_cached))
+
+
+def _step_image(step: InFlightStep) -> Any:
+    pending = [(p.request.handle, p.epoch, p.num_full_blocks) for p in step.pending_publications]
+    return _image(InFlightStepImage, step, requests=_handles(step.requests), pending_publications=pending)
+
+
+def _handles(requests: Iterable[Request]) -> list[int]:
+    return [request.handle for request in requests]
+
+
+# -- and back ---------------------------------------------------------------------------------------------------------
+
+
+def _state_of(image: StateImage) -> State:
+    by_handle = {r.handle: _request_of(r) for r in image.requests.by_handle}
+    known = by_handle | {r.handle: _request_of(r) for r in image.drained}
+    try:
+        sessions = {handle: by_handle[handle] for handle in image.requests.sessions}
+        orders = {
+            name: [by_handle[handle] for handle in getattr(image.queues, name)]
+            for name in ("idle", "running", "waiting")
+        }
+        in_flight = deque(_step_of(step, known) for step in image.window.in_flight)
+    except KeyError as error:
+        raise ValueError(f"the snapshot names request {error} and doesn't have it") from error
+    table = _thing(
+        RequestTable,
+        image.requests,
+        by_handle=by_handle,
+        finished_ids=deque(image.requests.finished_ids),
+        sessions=sessions,
+    )
+    cache = _thing(EncoderCache, image.encoder, evictable=OrderedDict.fromkeys(image.encoder.evictable))
+    return _thing(
+        State,
+        image,
+        requests=table,
+        queues=_thing(Queues, image.queues, **orders),
+        pool=_pool_of(image.pool),
+        window=_thing(Window, image.window, in_flight=in_flight),
+        encoder=cache,
+    )
+
+
+def _request_of(image: RequestImage) -> Request:
+    status = _STATUSES.get(image.status)
+    if status is None:
+        raise ValueError(f"{image.status!r} is no status of a request")
+    return _thing(Request, image, chunks=deque(image.chunks), status=status)
+
+
+def _pool_of(image: BlockPoolImage) -> BlockPool:
+    return _thing(
+        BlockPool,
+        image,
+        block_by_hash={content: block for block, content in enumerate(image.hashes) if content is not None},
+        fences=deque(image.fences),
+        free_blank=OrderedDict.fromkeys(image.free_blank),
+        free_cached=OrderedDict.fromkeys(image.free_cached),
+    )
+
+
+def _step_of(image: InFlightStepImage, known: dict[int, Request]) -> InFlightStep:
+    pending = [PendingPublication(known[handle], epoch, full) for handle, epoch, full in image.pending_publications]
+    requests = [known[handle] for handle in image.requests]
+    return _thing(InFlightStep, image, requests=requests, pending_publications=pending)
+
+
+def _output_of(image: OutputImage) -> Output:
+    return _thing(Output, image, turn_ends=[TurnEnd(*end) for end in image.turn_ends])
+
+
+def _outbox_of(outputs: list[Output], image: OutboxImage, max_finished: int) -> Outbox:
+    """Of two outputs with one client id, the later is the one that the id names."""
+    if len(outputs) != image.num_outputs:
+        raise ValueError(f"the snapshot has {len(outputs)} outputs and says {image.num_outputs}")
+    outbox = Outbox(max_finished)
+    outbox.by_handle = {output.handle: output for output in outputs}
+    outbox.by_id = {output.request_id: output for output in outputs}
+    try:
+        outbox._finished.extend(outbox.by_handle[handle] for handle in image.finished)  # noqa: SLF001
+    except KeyError as error:
+        raise ValueError(f"the snapshot names output {error} and doesn't have it") from error
+    return outbox
