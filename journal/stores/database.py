@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -32,6 +33,7 @@ class Database(ABC):
     Attributes:
         name: how messages call it; no password.
         patience_s: how long to go on after an error whose fate is `AGAIN` or `UNKNOWN`.
+        folder: where the journal's file is; None if it isn't one.
     """
 
     page_sql: ClassVar[str]
@@ -44,6 +46,15 @@ class Database(ABC):
         self.patience_s = patience_s
         self.engine = engine
         self.writer: sa.Connection | None = None
+        self.folder: Path | None = None
+
+    def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """As `query`, of a statement of SQLAlchemy's: for what isn't read often."""
+        try:
+            with self.engine.connect().execution_options(**self.reading) as connection:
+                return connection.execute(statement).all()
+        except sa.exc.SQLAlchemyError as error:
+            raise self.explain(error, "read") from error
 
     def query(self, sql: str, parameters: tuple[Any, ...]) -> Sequence[sa.Row[Any]]:
         """Rows, on a connection of the pool.
@@ -125,6 +136,10 @@ class Database(ABC):
     @abstractmethod
     def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:
         """Told after each append, for housekeeping."""
+
+    @abstractmethod
+    def wrote(self, num_bytes: int) -> None:
+        """Told after a write of anything but records, for housekeeping."""
 
     @abstractmethod
     def maintain(self, *, idle: bool) -> None:

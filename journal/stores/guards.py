@@ -4,6 +4,7 @@ Together with the guard inside the store's own transaction (nobody else moved th
 makes a stream that a reader can trust: dense positions, one chain, epochs that never fall.
 """
 
+import struct
 from collections.abc import Sequence
 
 from refold.journal.errors import Fenced, JournalCorrupt, JournalError, PositionConflict
@@ -47,6 +48,43 @@ def check_continues(head: Head, records: Sequence[Record]) -> Head:
     if first.hash != hash_after(head, first):
         raise PositionConflict(f"record {first.position} is chained to another history: open the stream again")
     return head_after(records[-1])
+
+
+def check_replicates(head: Head, records: Sequence[Record]) -> Head:
+    """As `check_continues`, for records that were made elsewhere: in any epoch, and each one's hash is computed again.
+
+    Raises:
+        PositionConflict: a record belongs to another position or another chain.
+        Fenced: a record is of an older epoch than the one before it.
+    """
+    assert records, "append needs at least one record"
+    after = head
+    for record in records:
+        if record.position != after.position or not _has_its_hash(after, record):
+            raise PositionConflict(
+                f"record {record.position} does not continue this stream at {after.position}: it is of another history"
+            )
+        if record.engine_epoch < after.engine_epoch:
+            raise Fenced(
+                f"record {record.position} was made in engine epoch {record.engine_epoch}, the stream is in "
+                f"{after.engine_epoch} already: an engine has opened it; copy to another journal"
+            )
+        after = head_after(record)
+    return after
+
+
+def _has_its_hash(head: Head, record: Record) -> bool:
+    try:
+        return record.hash == hash_after(head, record)
+    except (struct.error, TypeError, ValueError):  # a field has a value that no record has
+        return False
+
+
+def taken_over(stream: str, ours: int) -> Fenced:
+    """The error of an owner that isn't one any more."""
+    return Fenced(
+        f"stream {stream!r} was taken over: this engine has epoch {ours}, and it is not the stream's; stop it"
+    )
 
 
 def refuse(stream: str, ours: Head, theirs: Head) -> Fenced | PositionConflict:

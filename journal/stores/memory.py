@@ -10,38 +10,59 @@ from collections.abc import Iterator, Sequence
 
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
-from refold.journal.stores.guards import check_continues, check_stream_name, not_open, refuse
+from refold.journal.stores.guards import (
+    check_continues,
+    check_replicates,
+    check_stream_name,
+    not_open,
+    refuse,
+    taken_over,
+)
 
 
 class MemoryJournal:
     """Streams of records, shared by handles and threads."""
 
-    __slots__ = ("heads", "lock", "records")
+    __slots__ = ("heads", "lock", "records", "snapshots")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.records: dict[str, list[Record]] = {}
         self.heads: dict[str, Head] = {}
+        self.snapshots: dict[str, dict[int, Snapshot]] = {}
 
 
 class MemoryStore:
     """One handle on a `MemoryJournal`; a new journal of its own unless one is given."""
 
-    __slots__ = ("_closed", "_journal", "_opened")
+    __slots__ = ("_closed", "_journal", "_opened", "_replicas")
 
     def __init__(self, journal: MemoryJournal | None = None) -> None:
         self._journal = journal if journal is not None else MemoryJournal()
         self._opened: dict[str, Head] = {}
+        self._replicas: set[str] = set()
         self._closed = False
 
     def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
         """Take the stream over; the handle that had it is fenced from now on."""
+        head = self._open(stream, new_epochs=1)
+        self._replicas.discard(stream)
+        return head
+
+    def open_replica(self, stream: str = DEFAULT_STREAM) -> Head:
+        """Take the stream over for records made elsewhere; see `refold.journal.replicas`."""
+        head = self._open(stream, new_epochs=0)
+        self._replicas.add(stream)
+        return head
+
+    def _open(self, stream: str, *, new_epochs: int) -> Head:
         check_stream_name(stream)
         self._check_usable()
         with self._journal.lock:
             head = self._journal.heads.get(stream, EMPTY_HEAD)
-            head = head._replace(engine_epoch=head.engine_epoch + 1)
+            head = head._replace(engine_epoch=head.engine_epoch + new_epochs)
             self._journal.records.setdefault(stream, [])
             self._journal.heads[stream] = head
         self._opened[stream] = head
@@ -53,7 +74,7 @@ class MemoryStore:
         ours = self._opened.get(stream)
         if ours is None:
             raise not_open(stream)
-        after = check_continues(ours, records)
+        after = (check_replicates if stream in self._replicas else check_continues)(ours, records)
         with self._journal.lock:
             theirs = self._journal.heads[stream]
             if theirs != ours:
@@ -85,6 +106,39 @@ class MemoryStore:
     def streams(self) -> list[str]:
         """The names of all streams."""
         return list(self.heads())
+
+    def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
+        """What snapshots there are, by position."""
+        with self._journal.lock:
+            return [SnapshotEntry(s.position, len(s.body)) for _, s in sorted(self._kept(stream).items())]
+
+    def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
+        """The snapshot at a position, unchecked."""
+        return self._kept(stream).get(position)
+
+    def save_snapshot(self, stream: str, snapshot: Snapshot) -> None:
+        """Keep a snapshot, in the place of one at the same position."""
+        with self._journal.lock:
+            self._check_owner(stream)
+            self._kept(stream)[snapshot.position] = snapshot
+
+    def drop_snapshots(self, stream: str, positions: Sequence[int]) -> None:
+        """Forget snapshots."""
+        with self._journal.lock:
+            self._check_owner(stream)
+            for position in positions:
+                self._kept(stream).pop(position, None)
+
+    def _kept(self, stream: str) -> dict[int, Snapshot]:
+        return self._journal.snapshots.setdefault(stream, {})
+
+    def _check_owner(self, stream: str) -> None:
+        self._check_usable()
+        ours = self._opened.get(stream)
+        if ours is None:
+            raise not_open(stream)
+        if self._journal.heads[stream].engine_epoch != ours.engine_epoch:
+            raise taken_over(stream, ours.engine_epoch)
 
     def close(self) -> None:
         """Give the handle back; the journal stays with whoever shares it."""

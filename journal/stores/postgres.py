@@ -151,6 +151,9 @@ class PostgresDatabase(Database):
     def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:  # noqa: ARG002
         self._heads[stream_id] = after
 
+    def wrote(self, num_bytes: int) -> None:
+        """The server looks after its own."""
+
     def maintain(self, *, idle: bool) -> None:
         """Store the heads that have moved far, or with `idle` at all, and ask again for a lock that was lost."""
         due = [

@@ -13,28 +13,44 @@ One connection writes, under a lock; readers take their own from the pool, a pag
 between databases is in `database.py` and its kinds.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from refold.journal.archives import Archive
 from refold.journal.errors import JournalError
-from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
+from refold.journal.snapshots import Snapshot
 from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores import sql_snapshots
 from refold.journal.stores.database import Database, Fate
-from refold.journal.stores.guards import check_continues, check_stream_name, check_tail, not_open, refuse
+from refold.journal.stores.guards import (
+    check_continues,
+    check_replicates,
+    check_stream_name,
+    check_tail,
+    not_open,
+    refuse,
+    taken_over,
+)
 from refold.journal.stores.location import Location, locate
 from refold.journal.stores.patience import Patience
 from refold.journal.stores.sql_reader import SqlReader
 from refold.journal.stores.tables import journal_records, journal_streams
 
 _S, _R = journal_streams.c, journal_records.c
+_BYTES_PER_DELETED = 4096
 
 
 class _Opened(NamedTuple):
     stream_id: int
     head: Head
+    is_replica: bool = False
 
 
 class SqlStore(SqlReader):
@@ -68,13 +84,20 @@ class SqlStore(SqlReader):
 
     def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
         """Take the stream over in a new engine epoch, after a look at whether its tail is whole."""
+        return self._open(stream, is_replica=False)
+
+    def open_replica(self, stream: str = DEFAULT_STREAM) -> Head:
+        """Take the stream over for records made elsewhere; see `refold.journal.replicas`."""
+        return self._open(stream, is_replica=True)
+
+    def _open(self, stream: str, *, is_replica: bool) -> Head:
         check_stream_name(stream)
         with self._lock:
             self._check_usable()
             try:
                 if self._exclusive:
                     self._database.claim(stream)
-                opened = self._take_over(stream)
+                opened = self._take_over(stream, is_replica=is_replica)
             except sa.exc.SQLAlchemyError as error:
                 self._database.after_error(error)
                 self._give_up_opening()
@@ -91,11 +114,67 @@ class SqlStore(SqlReader):
             opened = self._opened.get(stream)
             if opened is None:
                 raise not_open(stream)
-            after = check_continues(opened.head, records)
-            self._append_for_certain(stream, opened, after, records)
-            self._opened[stream] = _Opened(opened.stream_id, after)
-            self._database.appended(opened.stream_id, after, records)
-            return after
+            if opened.is_replica:
+                check_replicates(opened.head, records)
+                for epoch, group in groupby(records, key=attrgetter("engine_epoch")):
+                    opened = self._append_group(stream, self._in_epoch(stream, opened, epoch), list(group))
+                return opened.head
+            check_continues(opened.head, records)
+            return self._append_group(stream, opened, records).head
+
+    def _append_group(self, stream: str, opened: _Opened, records: Sequence[Record]) -> _Opened:
+        after = head_after(records[-1])
+        self._append_for_certain(stream, opened, after, records)
+        opened = self._opened[stream] = opened._replace(head=after)
+        self._database.appended(opened.stream_id, after, records)
+        return opened
+
+    def _in_epoch(self, stream: str, opened: _Opened, epoch: int) -> _Opened:
+        """The replica, in the engine epoch of the records that come next."""
+        if epoch == opened.head.engine_epoch:
+            return opened
+        with self._owning(stream) as (connection, stream_id):
+            sql_snapshots.raise_epoch(connection, stream_id, epoch)
+        opened = self._opened[stream] = opened._replace(head=opened.head._replace(engine_epoch=epoch))
+        return opened
+
+    def save_snapshot(self, stream: str, snapshot: Snapshot) -> None:
+        """Keep a snapshot, in the place of one at the same position."""
+        with self._owning(stream, len(snapshot.body)) as (connection, stream_id):
+            sql_snapshots.save_snapshot(connection, stream_id, snapshot)
+
+    def drop_snapshots(self, stream: str, positions: Sequence[int]) -> None:
+        """Forget snapshots."""
+        with self._owning(stream) as (connection, stream_id):
+            sql_snapshots.drop_snapshots(connection, stream_id, positions)
+
+    def add_archive(self, stream: str, archive: Archive) -> None:
+        """Move the border."""
+        with self._owning(stream) as (connection, stream_id):
+            sql_snapshots.add_archive(connection, stream_id, archive)
+
+    def drop_archived(self, stream: str, limit: int) -> int:
+        """Delete the oldest records before the border; how many."""
+        with self._owning(stream, _BYTES_PER_DELETED * limit) as (connection, stream_id):
+            return sql_snapshots.drop_archived(connection, stream_id, limit)
+
+    @contextlib.contextmanager
+    def _owning(self, stream: str, num_bytes: int = 0) -> Iterator[tuple[sa.Connection, int]]:
+        """One transaction of this stream's owner, about anything but its records; it writes about so many bytes."""
+        with self._lock:
+            opened = self._opened.get(stream)
+            if opened is None:
+                raise not_open(stream)
+            try:
+                connection = self._database.writing()
+                with self._database.transaction(connection):
+                    if not sql_snapshots.is_owner(connection, opened.stream_id, opened.head.engine_epoch):
+                        raise taken_over(stream, opened.head.engine_epoch)
+                    yield connection, opened.stream_id
+            except sa.exc.SQLAlchemyError as error:
+                self._database.after_error(error)
+                raise self._database.explain(error, "write") from error
+            self._database.wrote(num_bytes)
 
     def maintain(self, *, idle: bool = False) -> None:
         """Do the database's housekeeping if it's due, or, with `idle`, if there's anything to do.
@@ -116,7 +195,7 @@ class SqlStore(SqlReader):
         if not self._opened:
             self._database.stop_writing()
 
-    def _take_over(self, stream: str) -> _Opened:
+    def _take_over(self, stream: str, *, is_replica: bool) -> _Opened:
         connection = self._database.writing()
         with self._database.transaction(connection):
             row = connection.execute(
@@ -129,8 +208,9 @@ class SqlStore(SqlReader):
                 tail = _tail(connection, stream_id)
                 head = head if tail is None else self._database.caught_up(connection, stream_id, head, tail)
                 check_tail(stream, head, tail)
-            head = head._replace(engine_epoch=head.engine_epoch + 1)
-            return _Opened(_save_head(connection, stream, stream_id, head), head)
+            if not is_replica:
+                head = head._replace(engine_epoch=head.engine_epoch + 1)
+            return _Opened(_save_head(connection, stream, stream_id, head), head, is_replica)
 
     def _append_for_certain(self, stream: str, opened: _Opened, after: Head, records: Sequence[Record]) -> None:
         """Append; return when the records are in, raise when they aren't, or when the patience ends and nobody knows."""

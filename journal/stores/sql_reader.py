@@ -5,11 +5,17 @@ other, each in a transaction of its own, and holds nothing that the writer or th
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import sqlalchemy as sa
+
+from refold.journal.archives import Archive, read_across
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores import sql_snapshots
 from refold.journal.stores.database import Database
 
 PAGE_RECORDS = 256
@@ -26,6 +32,10 @@ class SqlReader:
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
         assert start >= 0, f"positions start at 0, not {start}"
+        archives, folder = self.archives(stream), self._database.folder
+        yield from read_across(archives, folder, partial(self._read_own, stream), start, stop)
+
+    def _read_own(self, stream: str, start: int, stop: int | None) -> Iterator[Record]:
         end = FOREVER if stop is None else stop
         while start < end:
             page = self._query(self._database.page_sql, (stream, start, end, PAGE_RECORDS))
@@ -49,6 +59,19 @@ class SqlReader:
         """The names of all streams."""
         return list(self.heads())
 
+    def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
+        """What snapshots there are, by position."""
+        return [SnapshotEntry(*row) for row in self._select(sql_snapshots.snapshots_of(stream))]
+
+    def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
+        """The snapshot at a position, unchecked."""
+        rows = self._select(sql_snapshots.snapshot_at(stream, position))
+        return Snapshot(*rows[0]) if rows else None
+
+    def archives(self, stream: str = DEFAULT_STREAM) -> list[Archive]:
+        """Where the oldest records are, in order."""
+        return [Archive(*row) for row in self._select(sql_snapshots.archives_of(stream))]
+
     def close(self) -> None:
         """Close every connection. Idempotent."""
         if not self._closed:
@@ -58,6 +81,10 @@ class SqlReader:
     def _query(self, sql: str, parameters: tuple[Any, ...]) -> Any:
         self._check_usable()
         return self._database.query(sql, parameters)
+
+    def _select(self, statement: sa.Select[Any]) -> Any:
+        self._check_usable()
+        return self._database.select(statement)
 
     def _check_usable(self) -> None:
         if self._closed:

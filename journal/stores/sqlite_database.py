@@ -47,6 +47,7 @@ class SqliteDatabase(Database):
         require_current(path)
         super().__init__(str(path), sqlite_engine.create_engine(path, busy_timeout_s=busy_timeout_s), patience_s=0.0)
         self._path = path
+        self.folder = path.parent
         self._owner: OwnerLock | None = None
         self._wal_bytes = 0
 
@@ -98,6 +99,9 @@ class SqliteDatabase(Database):
         self._wal_bytes += _PAGE_BYTES * (_PAGES_PER_COMMIT + len(records)) + sum(map(size_of, records))
         if self._wal_bytes > 4 * WAL_BOUND_BYTES:
             self.maintain(idle=False)
+
+    def wrote(self, num_bytes: int) -> None:
+        self._wal_bytes += num_bytes
 
     def maintain(self, *, idle: bool) -> None:
         """Checkpoint the WAL if it has grown past its bound, or if there's anything in it and time for it."""

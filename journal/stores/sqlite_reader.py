@@ -7,11 +7,14 @@ damaged body may not be UTF-8 and must reach the verifier, not end in a driver's
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from refold.journal.archives import Archive, read_across
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, restored
+from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
 
@@ -29,6 +32,18 @@ SELECT r.position, r.engine_epoch, r.schema_version, r.time_ns,
     CASE typeof(r.hash) WHEN 'blob' THEN r.hash END
 FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
 WHERE s.name = ? AND +r.stream_id = s.stream_id AND r.position >= ? AND r.position < ? ORDER BY r.position LIMIT ?
+"""
+SNAPSHOTS_SQL = """
+SELECT position, length(body) FROM journal_snapshots AS x JOIN journal_streams AS s ON s.stream_id = x.stream_id
+WHERE s.name = ? ORDER BY position
+"""
+SNAPSHOT_SQL = """
+SELECT x.position, x.engine_epoch, x.hash, x.version, x.digest, x.body, x.checksum
+FROM journal_snapshots AS x JOIN journal_streams AS s ON s.stream_id = x.stream_id WHERE s.name = ? AND x.position = ?
+"""
+ARCHIVES_SQL = """
+SELECT x.start, x.stop, x.engine_epoch, x.hash, x.path, x.num_bytes, x.checksum
+FROM journal_archives AS x JOIN journal_streams AS s ON s.stream_id = x.stream_id WHERE s.name = ? ORDER BY x.start
 """
 HEADS_SQL = "SELECT name, head_position, head_hash, engine_epoch FROM journal_streams ORDER BY name"
 
@@ -61,6 +76,9 @@ class SqliteReader:
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
         assert start >= 0, f"positions start at 0, not {start}"
+        yield from read_across(self.archives(stream), self._path.parent, partial(self._read_own, stream), start, stop)
+
+    def _read_own(self, stream: str, start: int, stop: int | None) -> Iterator[Record]:
         end = FOREVER if stop is None else stop
         while start < end:
             page = self._fetch(PAGE_SQL, (stream, start, end, PAGE_RECORDS), start)
@@ -81,6 +99,19 @@ class SqliteReader:
     def streams(self) -> list[str]:
         """The names of all streams."""
         return list(self.heads())
+
+    def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
+        """What snapshots there are, by position."""
+        return [SnapshotEntry._make(row) for row in self._fetch(SNAPSHOTS_SQL, (stream,))]
+
+    def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
+        """The snapshot at a position, unchecked."""
+        rows = self._fetch(SNAPSHOT_SQL, (stream, position))
+        return Snapshot._make(rows[0]) if rows else None
+
+    def archives(self, stream: str = DEFAULT_STREAM) -> list[Archive]:
+        """Where the oldest records are, in order."""
+        return [Archive._make(row) for row in self._fetch(ARCHIVES_SQL, (stream,))]
 
     def close(self) -> None:
         """Close the file."""

@@ -54,3 +54,34 @@ journal_records = sa.Table(
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )
+
+# A row of a snapshot is large and read whole: it lies in a table with rowids.
+journal_snapshots = sa.Table(
+    "journal_snapshots",
+    metadata,
+    sa.Column("stream_id", sa.Integer, sa.ForeignKey("journal_streams.stream_id"), nullable=False),
+    sa.Column("position", BIG, nullable=False),
+    sa.Column("engine_epoch", BIG, nullable=False),
+    sa.Column("hash", sa.LargeBinary, nullable=False),
+    sa.Column("version", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("checksum", sa.LargeBinary, nullable=False),
+    sa.PrimaryKeyConstraint("stream_id", "position"),
+    sqlite_strict=True,
+)
+
+journal_archives = sa.Table(
+    "journal_archives",
+    metadata,
+    sa.Column("stream_id", sa.Integer, sa.ForeignKey("journal_streams.stream_id"), nullable=False),
+    sa.Column("start", BIG, nullable=False),
+    sa.Column("stop", BIG, nullable=False),
+    sa.Column("engine_epoch", BIG, nullable=False),
+    sa.Column("hash", sa.LargeBinary, nullable=False),
+    sa.Column("path", sa.Text, nullable=False),
+    sa.Column("num_bytes", BIG, nullable=False),
+    sa.Column("checksum", sa.LargeBinary, nullable=False),
+    sa.PrimaryKeyConstraint("stream_id", "start"),
+    sqlite_strict=True,
+)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 
 from refold import migrations
+from refold.journal.stores.tables import VERSION_TABLE, metadata
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about $XDG_RUNTIME_DIR
@@ -53,11 +54,13 @@ class Server:
             url = self.empty()
             migrations.ensure(url)
             self._template = url.rpartition("%3D")[2]
-        schema, tables = next(self._names), ("journal_streams", "journal_records", "refold_schema")
+        schema, tables = next(self._names), [*metadata.tables, VERSION_TABLE]
         copies = [f"CREATE TABLE {schema}.{t} (LIKE {self._template}.{t} INCLUDING ALL)" for t in tables]
-        copies.append(
-            f"ALTER TABLE {schema}.journal_records ADD FOREIGN KEY (stream_id) REFERENCES {schema}.journal_streams"
-        )
+        copies += [
+            f"ALTER TABLE {schema}.{table.name} ADD FOREIGN KEY (stream_id) REFERENCES {schema}.journal_streams"
+            for table in metadata.tables.values()
+            if table.foreign_keys
+        ]
         copies.append(f"INSERT INTO {schema}.refold_schema SELECT * FROM {self._template}.refold_schema")
         self.run("; ".join([f"CREATE SCHEMA {schema}", *copies]))
         return self.url(schema)

@@ -66,7 +66,13 @@ def test_a_new_file_gets_its_tables_and_the_second_time_nothing(path):
     assert not migrations.is_current(str(path))
     assert migrations.current(str(path)) is None
     assert migrations.upgrade(str(path))
-    assert tables(path) == {"journal_streams", "journal_records", "refold_schema"}
+    assert tables(path) == {
+        "journal_streams",
+        "journal_records",
+        "journal_snapshots",
+        "journal_archives",
+        "refold_schema",
+    }
     assert look_at(path) == ("journal", TABLE_VERSION)
     assert migrations.is_current(str(path))
     assert migrations.current(str(path)) == run.head_revision()
@@ -191,7 +197,7 @@ def test_the_commands_answer_with_text_and_status(path):
     done = refold("upgrade", path)
     assert (done.returncode, done.stdout) == (0, "upgraded\n")
     done = refold("current", path)
-    assert (done.returncode, done.stdout) == (0, "0002\n")
+    assert (done.returncode, done.stdout) == (0, run.head_revision() + "\n")
     done = refold("check")
     assert (done.returncode, done.stdout) == (0, "tables and migrations agree\n")
     done = refold("upgrade", "/proc/journal.db")

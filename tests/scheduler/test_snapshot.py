@@ -156,7 +156,7 @@ def filled() -> Folded:
 def test_what_is_no_snapshot_is_refused() -> None:
     body = b"".join(pack(filled()))
     for name, form in damaged_forms(body).items():
-        with pytest.raises(ValueError, match="snapshot|decode|Expected|truncated|unpack"):  # noqa: PT012
+        with pytest.raises(ValueError, match=r"snapshot|decode|Expected|truncated|unpack"):  # noqa: PT012
             unpack(form)
             pytest.fail(name)
 

@@ -1,0 +1,214 @@
+"""Archive files: sealed records, compressed.
+
+    magic, length and JSON of a header, blocks, index, length and checksum of the index, magic again
+
+The header says how a record is laid out, so that a later refold reads what this one wrote. A block is some megabytes of records,
+column by column, compressed with Zstandard (the package `zstandard`), or with LZMA where that isn't installed; each
+says which, and has a checksum. The index says where each block is. A file is written beside its name, synced and
+renamed, so one that has its name is whole.
+"""
+
+import hashlib
+import lzma
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from refold.journal.archives import Archive
+from refold.journal.errors import JournalCorrupt, JournalError, SchemaTooNew
+from refold.journal.record import Head, Record, content_to_store, head_after, restored, size_of
+
+BLOCK_BYTES = 4 << 20
+BLOCK_RECORDS = 8192
+_MAGIC = b"refold archive 1"
+_LENGTH = struct.Struct(">Q")
+_ZSTD_LEVEL = 10
+_LAYOUT = 2  # columns as `restored` takes them
+
+
+class _Header(msgspec.Struct):
+    stream: str
+    start: int
+    layout: int
+
+
+class _Block(msgspec.Struct, array_like=True):
+    """Where a block of records is: `codec` is `zstd` or `lzma`."""
+
+    start: int
+    count: int
+    codec: str
+    offset: int
+    num_bytes: int
+    checksum: bytes
+
+
+class _Opened(NamedTuple):
+    header: _Header
+    blocks: list[_Block]
+
+
+def write_archive(path: Path, stream: str, records: Iterable[Record]) -> Archive:
+    """Write records, which the caller has verified, to a new file; on disk, under its name, when this returns.
+
+    Raises:
+        JournalError: the file can't be written; there is none then.
+    """
+    beside = path.with_name(path.name + ".part")
+    try:
+        with beside.open("wb") as file:
+            start, head = _write(file, stream, records)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+        return describe(path, start, head)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise JournalError(
+            f"cannot write {path}: {error.strerror}; nothing was archived, make room and try again"
+        ) from error
+
+
+def describe(path: Path, start: int, head: Head) -> Archive:
+    """What a store keeps of an archive file."""
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").digest()
+    return Archive(start, head.position, head.engine_epoch, head.hash, str(path), path.stat().st_size, checksum)
+
+
+def read_archive(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Record]:
+    """Records start <= p < stop of an archive file. The chain is for the caller to verify, as with any store.
+
+    Raises:
+        JournalCorrupt: the file is damaged.
+        JournalError: it can't be read.
+    """
+    try:
+        with path.open("rb") as file:
+            opened = _open(path, file)
+            for block in opened.blocks:
+                if block.start + block.count > start and (stop is None or block.start < stop):
+                    for record in _read_block(path, file, block):
+                        if record.position >= start and (stop is None or record.position < stop):
+                            yield record
+    except OSError as error:
+        raise JournalError(
+            f"cannot read {path}: {error.strerror}; put the archive back, or beside the journal"
+        ) from error
+
+
+def _write(file: BinaryIO, stream: str, records: Iterable[Record]) -> tuple[int, Head]:
+    blocks: list[_Block] = []
+    head: Head | None = None
+    for group in _grouped(records):
+        if head is None:
+            header = msgspec.json.encode(_Header(stream, group[0].position, _LAYOUT))
+            file.write(_MAGIC + _LENGTH.pack(len(header)) + header)
+        blocks.append(_write_block(file, group))
+        head = head_after(group[-1])
+    assert head is not None, "an archive holds at least one record"
+    index = msgspec.msgpack.encode(blocks)
+    file.write(index + _LENGTH.pack(len(index)) + hashlib.sha256(index).digest() + _MAGIC)
+    return blocks[0].start, head
+
+
+def _grouped(records: Iterable[Record]) -> Iterator[list[Record]]:
+    group: list[Record] = []
+    num_bytes = 0
+    for record in records:
+        group.append(record)
+        num_bytes += size_of(record)
+        if num_bytes >= BLOCK_BYTES or len(group) >= BLOCK_RECORDS:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
+
+
+def _write_block(file: BinaryIO, group: list[Record]) -> _Block:
+    rows = [(*record[:5], *content_to_store(record), record.hash) for record in group]
+    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
+    codec, packed = compress(msgspec.msgpack.encode(columns))
+    block = _Block(group[0].position, len(group), codec, file.tell(), len(packed), hashlib.sha256(packed).digest())
+    file.write(packed)
+    return block
+
+
+def _open(path: Path, file: BinaryIO) -> _Opened:
+    tail = _LENGTH.size + 32 + len(_MAGIC)
+    size = file.seek(0, os.SEEK_END)
+    if size < tail + len(_MAGIC):
+        raise _damaged(path, "is too short for an archive")
+    file.seek(size - tail)
+    ending = file.read(tail)
+    (length,) = _LENGTH.unpack_from(ending)
+    if not ending.endswith(_MAGIC) or length > size - tail:
+        raise _damaged(path, "doesn't end as an archive does")
+    file.seek(size - tail - length)
+    index = file.read(length)
+    if hashlib.sha256(index).digest() != ending[_LENGTH.size : -len(_MAGIC)]:
+        raise _damaged(path, "has a damaged index")
+    file.seek(0)
+    start = file.read(len(_MAGIC) + _LENGTH.size)
+    (length,) = _LENGTH.unpack_from(start, len(_MAGIC))
+    try:
+        header = msgspec.json.decode(file.read(min(length, size)), type=_Header)
+        blocks = msgspec.msgpack.decode(index, type=list[_Block])
+    except msgspec.DecodeError as error:
+        raise _damaged(path, f"has a damaged header ({error})") from error
+    if header.layout > _LAYOUT:
+        raise SchemaTooNew(f"{path} has layout {header.layout}, this refold reads up to {_LAYOUT}: use a newer refold")
+    return _Opened(header, blocks)
+
+
+def _read_block(path: Path, file: BinaryIO, block: _Block) -> Iterator[Record]:
+    file.seek(block.offset)
+    packed = file.read(block.num_bytes)
+    if hashlib.sha256(packed).digest() != block.checksum:
+        raise JournalCorrupt(
+            f"{path} is damaged between records {block.start} and {block.start + block.count - 1}: restore it from a backup",
+            position=block.start,
+            kind="edited",
+        )
+    columns = msgspec.msgpack.decode(_CODECS[block.codec](packed), type=list[list[Any]])
+    yield from map(restored, zip(*columns, strict=True))
+
+
+def _damaged(path: Path, what: str) -> JournalCorrupt:
+    return JournalCorrupt(f"{path} {what}: restore it from a backup", position=0, kind="truncated")
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# -- codecs -----------------------------------------------------------------------------------------------------------
+
+
+def compress(data: bytes) -> tuple[str, bytes]:
+    """The codec's name and the compressed bytes."""
+    try:
+        import zstandard  # noqa: PLC0415 - optional
+    except ModuleNotFoundError:
+        return "lzma", lzma.compress(data, preset=3)
+    return "zstd", zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
+
+
+def _unzstd(data: bytes) -> bytes:
+    try:
+        import zstandard  # noqa: PLC0415 - optional
+    except ModuleNotFoundError as error:
+        raise JournalError("this archive is compressed with Zstandard: install the package zstandard") from error
+    return zstandard.ZstdDecompressor().decompress(data)
+
+
+_CODECS: dict[str, Callable[[bytes], bytes]] = {"zstd": _unzstd, "lzma": lzma.decompress}
