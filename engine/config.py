@@ -59,6 +59,7 @@ class SamplingParams(_Checked):
     top_p: float = Field(default=1.0, gt=0, le=1, description="more than 0, at most 1")
     max_tokens: int = Field(default=128, ge=1, le=_MAX_INT, description=f"1 to {_MAX_INT}")
     min_tokens: int = Field(default=0, ge=0, le=_MAX_INT, description="0 to max_tokens")
+    snapshot_every_records: int = Field(default=4096, ge=0, le=1 << 40, description="0 for never, at most 2^40")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     stop_token_ids: tuple[int, ...] = Field(default=(), max_length=256, strict=False, description="up to 256 token ids")
     ignore_eos: bool = Field(default=False, description="True or False")
@@ -116,6 +117,8 @@ class EngineArgs(_Checked):
         speculation_by_batch: pairs (batch size, drafts), ascending: up to that many running requests, at most that many
             drafts each, and none in a larger batch; empty for no such rule.
         session_idle_s: seconds after which a session that waits for input is closed; None for never.
+        snapshot_every_records: how many records may lie behind the newest snapshot of the state before the next is made, beside the
+            engine; 0 for never. A journal opens by its newest snapshot and the records behind it.
         seed: root of the seeds drawn for requests that bring none; None draws one.
         threads: CPU threads of the worker; None for its own choice.
     """
@@ -151,6 +154,7 @@ class EngineArgs(_Checked):
     session_idle_s: float | None = Field(
         default=None, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds, at most 10^9, or None"
     )
+    snapshot_every_records: int = Field(default=4096, ge=0, le=1 << 40, description="0 for never, at most 2^40")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
 
@@ -228,6 +232,7 @@ class EngineOptions(TypedDict, total=False):
     num_speculative_tokens: int
     speculation_by_batch: tuple[tuple[int, int], ...]
     session_idle_s: float | None
+    snapshot_every_records: int
     seed: int | None
     threads: int | None
 

@@ -64,10 +64,14 @@ class Chunk:
 
 
 class Delivery:
-    """The outbox, its readers, and the lock between the engine's thread and theirs."""
+    """The outbox, its readers, and the lock between the engine's thread and theirs.
+
+    Attributes:
+        outbox: for others only once the engine's thread has ended.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+        self.outbox = outbox
         self._lock = threading.Lock()
         self._readers: dict[int, list[Reader]] = {}
         self._failure: RefoldError | None = None
@@ -75,7 +79,7 @@ class Delivery:
     def deliver(self, events: Iterable[Event]) -> None:
         """Fold durable events and ring the readers of what changed."""
         with self._lock:
-            for handle in self._outbox.observe_all(events):
+            for handle in self.outbox.observe_all(events):
                 for reader in tuple(self._readers.get(handle, ())):
                     self._ring(reader)
 
@@ -89,12 +93,12 @@ class Delivery:
     def find(self, request_id: str) -> Output | None:
         """The output of a request, if the outbox still has it."""
         with self._lock:
-            return self._outbox.by_id.get(request_id)
+            return self.outbox.by_id.get(request_id)
 
     def unfinished(self, *, sessions: bool) -> list[str]:
         """The ids of requests that have not ended, in order of admission; of the sessions, or of all others."""
         with self._lock:
-            live = [o for o in self._outbox.by_handle.values() if o.finish_reason is None]
+            live = [o for o in self.outbox.by_handle.values() if o.finish_reason is None]
         return [o.request_id for o in live if o.is_session == sessions]
 
     def attach(self, output: Output, cursor: int, ring: Callable[[Reader], None]) -> Reader:

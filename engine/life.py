@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
+from refold.engine.folding import Base
 from refold.engine.models import MakeWorker, Text, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
+from refold.engine.snapshotting import SnapshotKeeper
 from refold.engine.submissions import Desk
 from refold.gpu.batch import Worker
 from refold.journal.errors import Rejected
@@ -17,6 +19,7 @@ from refold.journal.stores import open_store
 from refold.journal.writer import JournalWriter
 from refold.migrations import ensure
 from refold.projections.outbox import Output
+from refold.scheduler.snapshot import Folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Life:
     recovery: Recovery
     store: JournalStore
     owns_store: bool
+    snapshots: SnapshotKeeper
 
     @property
     def config(self) -> EngineConfig:
@@ -53,8 +57,15 @@ class Life:
         """Finish what is in flight, close the journal in order, free everything."""
         self.core.stop()
         self.core.join()
+        self.snapshots.close(self._last if self.core.cause is None else None)
         if self.owns_store:
             self.store.close()
+
+    def _last(self) -> Base:
+        """What the engine ended with, which is what is on disk."""
+        head = self.store.head(self.stream)
+        assert head.position == self.core.durable_position, (head.position, self.core.durable_position)
+        return Base(Folded(self.core.state, self.core.delivery.outbox, self.core.totals), head)
 
 
 def begin(args: EngineArgs, given_store: JournalStore | None, given_worker: MakeWorker | None) -> Life:
@@ -76,12 +87,12 @@ def begin(args: EngineArgs, given_store: JournalStore | None, given_worker: Make
     desk = Desk(config, text) if args.seed is None else Desk(config, text, args.seed)
     store = given_store or _open_store(args.journal)
     try:
-        core, recovery = _start(args, store, desk, lambda: make_worker(config))
+        core, recovery, snapshots = _start(args, store, desk, lambda: make_worker(config))
     except BaseException:
         if given_store is None:
             store.close()
         raise
-    return Life(args.stream, desk, core, recovery, store, owns_store=given_store is None)
+    return Life(args.stream, desk, core, recovery, store, given_store is None, snapshots)
 
 
 def _open_store(url: str) -> JournalStore:
@@ -91,22 +102,30 @@ def _open_store(url: str) -> JournalStore:
 
 def _start(
     args: EngineArgs, store: JournalStore, desk: Desk, make_worker: Callable[[], Worker]
-) -> tuple[EngineCore, Recovery]:
+) -> tuple[EngineCore, Recovery, SnapshotKeeper]:
     head = store.open_stream(args.stream)
-    folded = fold_journal(store, args.stream, head)
-    core = EngineCore(
-        folded.state, Delivery(folded.outbox), folded.totals, make_worker, args.durability, args.session_idle_s
-    )
-    writer = JournalWriter(store, args.stream, head, on_durable=core.on_durable, on_failed=core.on_journal_failed)
+    base, recovery = fold_journal(store, args.stream, head)
+    snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
+    snapshots.opened(base)
+    state, outbox, totals = base.folded
+    core = EngineCore(state, Delivery(outbox), totals, make_worker, args.durability, args.session_idle_s)
+
+    def on_durable(position: int) -> None:
+        core.on_durable(position)
+        snapshots.became_durable(position)
+
+    writer = JournalWriter(store, args.stream, head, on_durable=on_durable, on_failed=core.on_journal_failed)
     try:
         core.start(writer, opening_commands(head, desk.root_seed, desk.config))
     except BaseException:
         writer.close()
+        snapshots.close(None)
         raise
     try:
         core.ready.result()
     except BaseException:
         core.stop()
         core.join()
+        snapshots.close(None)
         raise
-    return core, folded.recovery
+    return core, recovery, snapshots

@@ -1,24 +1,25 @@
 """Opening a journal: what was recorded is folded, and a new life of the engine begins where the last one ended.
 
-Read and verify every record, fold it, and compare each recorded digest with the state's own: a fold that went another way
-than it did when the digest was recorded is found here, at its position, before anything is done with it. What follows are
-ordinary commands: lose the worker that died with the last engine, open, start a worker.
+Read and verify every record (of those that no snapshot spares), fold it, and compare each recorded digest with the state's own:
+a fold that went another way than it did when the digest was recorded is found here, at its position, before anything is done
+with it. What follows are ordinary commands: lose the worker that died with the last engine, open, start a worker.
 """
 
 import time
 from dataclasses import dataclass
 
 from refold import __version__
+from refold.engine.folding import Base, beginning, nearest, warn
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
 from refold.journal.events import EngineConfig, Event, StateDigest
-from refold.journal.record import Head
+from refold.journal.record import Head, Record, head_after
 from refold.journal.store import JournalReader, JournalStore
 from refold.journal.verify import verified
 from refold.projections.outbox import Outbox, Output
-from refold.projections.totals import Totals
 from refold.scheduler.commands import Command, LoseWorker, OpenEngine
 from refold.scheduler.fold import fold
+from refold.scheduler.snapshot import Folded
 from refold.scheduler.state import State, digest
 
 
@@ -27,7 +28,8 @@ class Recovery:
     """What opening the journal did.
 
     Attributes:
-        records: records read, verified and folded.
+        records: records in the journal.
+        from_snapshot: how many of them a snapshot spared; the others were read, verified and folded.
         requests: unfinished requests that go on.
         tokens: output tokens that these requests had already.
         steps_lost: steps that were in flight when the last engine ended.
@@ -41,34 +43,27 @@ class Recovery:
     steps_lost: int
     was_closed: bool
     seconds: float
+    from_snapshot: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """A journal, folded."""
-
-    state: State
-    outbox: Outbox
-    totals: Totals
-    recovery: Recovery
-
-
-def fold_journal(store: JournalStore, stream: str, head: Head) -> Folded:
-    """Fold all records up to `head`.
+def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Recovery]:
+    """Fold all records up to `head`, from the newest sound snapshot on if there is one.
 
     Raises:
         JournalCorrupt: a record is not what was written.
         InvariantViolation: a record contradicts the state that those before it make, or a recorded digest.
     """
     started_s = time.perf_counter()
-    state, outbox, totals, position = State(), Outbox(), Totals(), 0
-    for record in verified(store.read(stream, 0, head.position), expect=head):
-        position = record.position
-        events = decode(record)
-        for event in events:
-            _fold_checked(state, event, position)
-        outbox.observe_all(events)
-        totals.observe_all(events)
+    start = nearest(store, stream, head.position)
+    from_snapshot = start.head.position
+    try:
+        base = fold_on(store, stream, start, head)
+    except (JournalCorrupt, InvariantViolation) as error:
+        if not from_snapshot:
+            raise
+        warn("snapshot_ignored", stream=stream, position=from_snapshot, reason=str(error)[:200])
+        base, from_snapshot = fold_on(store, stream, beginning(), head), 0
+    state = base.folded.state
     live = state.requests.live()
     recovery = Recovery(
         records=head.position,
@@ -77,8 +72,27 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> Folded:
         steps_lost=len(state.window.in_flight),
         was_closed=not state.is_open,
         seconds=time.perf_counter() - started_s,
+        from_snapshot=from_snapshot,
     )
-    return Folded(state, outbox, totals, recovery)
+    return base, recovery
+
+
+def fold_on(reader: JournalReader, stream: str, base: Base, expect: Head) -> Base:
+    """Fold the records from `base` up to `expect` into it. Raises as `fold_journal`."""
+    folded, head = base
+    for record in verified(reader.read(stream, head.position, expect.position), head, expect=expect):
+        fold_record(folded, record)
+        head = head_after(record)
+    return Base(folded, head)
+
+
+def fold_record(folded: Folded, record: Record) -> None:
+    """Fold one record, which has been verified, and compare a digest that it has. Raises as `fold_journal`."""
+    events = decode(record)
+    for event in events:
+        _fold_checked(folded.state, event, record.position)
+    folded.outbox.observe_all(events)
+    folded.totals.observe_all(events)
 
 
 def _fold_checked(state: State, event: Event, position: int) -> None:

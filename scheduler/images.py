@@ -117,11 +117,11 @@ class InFlightStepImage(Image):
     delivered: bool
     encoded: list[str]
     epochs: list[int]
+    filled: list[int]
     handles: list[int]
     num_drafts: list[int]
     num_tokens: list[int]
     num_unresolved: int
-    pending_publications: list[tuple[int, int, int]]
     requests: list[int]
     stale: dict[int, StalePolicy]
     step: int

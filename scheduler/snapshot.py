@@ -12,6 +12,7 @@ dozen. Whoever makes them beside a running engine can rest between two pieces.
 """
 
 import struct
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +24,7 @@ from refold.projections.encoder import EncoderCache
 from refold.projections.outbox import MAX_FINISHED, Outbox, Output, TurnEnd
 from refold.projections.queues import Queues
 from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request, RequestTable
-from refold.projections.steps import InFlightStep, PendingPublication, Window
+from refold.projections.steps import InFlightStep, Window
 from refold.projections.totals import Totals
 from refold.scheduler.images import (
     IMAGES,
@@ -56,7 +57,7 @@ class Folded(NamedTuple):
     totals: Totals
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=list)  # a deque is the only thing here that MessagePack doesn't know
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=list)  # deques and arrays are what MessagePack doesn't know
 _STATE = msgspec.msgpack.Decoder(StateImage)
 _REST = msgspec.msgpack.Decoder(tuple[TotalsImage, OutboxImage])
 _OUTPUTS = msgspec.msgpack.Decoder(list[OutputImage])
@@ -129,7 +130,7 @@ def _state_image(state: State) -> StateImage:
     drained = {
         request.handle: request
         for step in state.window.in_flight
-        for request in (*step.requests, *(p.request for p in step.pending_publications))
+        for request in (*step.requests, *step.filled)
         if known.get(request.handle) is not request
     }
     assert not drained.keys() & known.keys(), "two requests with one handle"
@@ -161,8 +162,7 @@ def _pool_image(pool: BlockPool) -> Any:
 
 
 def _step_image(step: InFlightStep) -> Any:
-    pending = [(p.request.handle, p.epoch, p.num_full_blocks) for p in step.pending_publications]
-    return _image(InFlightStepImage, step, requests=_handles(step.requests), pending_publications=pending)
+    return _image(InFlightStepImage, step, requests=_handles(step.requests), filled=_handles(step.filled))
 
 
 def _handles(requests: Iterable[Request]) -> list[int]:
@@ -207,7 +207,7 @@ def _request_of(image: RequestImage) -> Request:
     status = _STATUSES.get(image.status)
     if status is None:
         raise ValueError(f"{image.status!r} is no status of a request")
-    return _thing(Request, image, chunks=deque(image.chunks), status=status)
+    return _thing(Request, image, chunks=deque(image.chunks), status=status, tokens=array("q", image.tokens))
 
 
 def _pool_of(image: BlockPoolImage) -> BlockPool:
@@ -222,9 +222,8 @@ def _pool_of(image: BlockPoolImage) -> BlockPool:
 
 
 def _step_of(image: InFlightStepImage, known: dict[int, Request]) -> InFlightStep:
-    pending = [PendingPublication(known[handle], epoch, full) for handle, epoch, full in image.pending_publications]
-    requests = [known[handle] for handle in image.requests]
-    return _thing(InFlightStep, image, requests=requests, pending_publications=pending)
+    requests, filled = ([known[handle] for handle in handles] for handles in (image.requests, image.filled))
+    return _thing(InFlightStep, image, requests=requests, filled=filled)
 
 
 def _output_of(image: OutputImage) -> Output:

@@ -8,10 +8,11 @@ There is one fold, and this is it again: the state here is the state that the en
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from refold.engine.folding import Base, beginning, nearest
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, NotFound
 from refold.journal.events import Event
-from refold.journal.record import EMPTY_HEAD, Record
+from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import verified
 from refold.scheduler.fold import fold
@@ -42,15 +43,19 @@ class Replayed(NamedTuple):
     state: State
 
 
-def replay(reader: JournalReader, stream: str = DEFAULT_STREAM, stop: int | None = None) -> Iterator[Replayed]:
+def replay(
+    reader: JournalReader, stream: str = DEFAULT_STREAM, stop: int | None = None, base: Base | None = None
+) -> Iterator[Replayed]:
     """Fold records up to position `stop` (exclusive), each after its place in the hash chain was checked.
+
+    From the first one on, or from `base` on, whose state then changes.
 
     Raises:
         JournalCorrupt: a record doesn't follow from the one before.
         Contradiction: an event doesn't fit the state.
     """
-    state = State()
-    for record in verified(reader.read(stream, 0, stop), EMPTY_HEAD):
+    (state, *_), head = base or beginning()
+    for record in verified(reader.read(stream, head.position, stop), head):
         events = decode(record)
         for index, event in enumerate(events):
             fold_event(state, event, record.position, index)
@@ -78,12 +83,19 @@ def fold_event(state: State, event: Event, position: int, index: int) -> None:
 def state_at(reader: JournalReader, position: int | None = None, stream: str = DEFAULT_STREAM) -> Replayed | None:
     """The state after the record at `position`, or after the last one. None: the journal is empty.
 
+    Starts at the nearest snapshot, so what it costs doesn't grow with the journal.
+
     Raises:
         NotFound: there is no record at `position`.
     """
     if position is not None:
         _require_record(reader, position, stream)
-    return _last(replay(reader, stream, None if position is None else position + 1))
+    stop = reader.head(stream).position if position is None else position + 1
+    base = nearest(reader, stream, stop)
+    if stop and base.head.position == stop:
+        (record,) = reader.read(stream, stop - 1, stop)
+        return Replayed(record, decode(record), base.folded.state)
+    return _last(replay(reader, stream, stop, base))
 
 
 def _require_record(reader: JournalReader, position: int, stream: str) -> None:

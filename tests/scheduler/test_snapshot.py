@@ -16,7 +16,7 @@ from tests.kit.features import settle
 from tests.kit.sameness import differences
 from tests.kit.simulation import Simulation
 
-SEEDS = range(24)
+SEEDS = range(16)
 
 
 def nothing_yet() -> Folded:
