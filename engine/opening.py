@@ -58,7 +58,7 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
     from_snapshot = start.head.position
     try:
         base = fold_on(store, stream, start, head)
-    except (JournalCorrupt, InvariantViolation) as error:
+    except Exception as error:
         if not from_snapshot:
             raise
         warn("snapshot_ignored", stream=stream, position=from_snapshot, reason=str(error)[:200])

@@ -2,7 +2,8 @@
 
 A thread of its own reads the durable records from the store, as a restart would, folds them into its own copy of the state, and
 saves that. So a snapshot is made of the journal, never of the engine's memory. It works in slices of half a millisecond
-and rests for four times as long after each: the engine's threads hardly notice it, and a snapshot may well take seconds.
+and rests for four times as long after each: the engine's threads hardly notice it, and a snapshot may well take seconds. After a
+snapshot it rests for a hundred times what saving it took, so that large ones come less often.
 
 The last one is made when the engine closes in good order, of the engine's own state, which nobody changes any more then.
 What goes wrong here is a warning, and the end of snapshots for this life of the engine: nothing depends on them.
@@ -24,9 +25,9 @@ from refold.journal.verify import verified
 from refold.scheduler.snapshot import pack
 from refold.scheduler.state import digest
 
-EVERY_S = 30.0
 SLICE_S = 0.0005
 RESTS = 4
+RESTS_AFTER_SAVING = 100
 T = TypeVar("T")
 
 
@@ -37,9 +38,7 @@ class SnapshotKeeper:
         newest: the position of the newest snapshot that this keeper knows of; 0 if there is none.
     """
 
-    def __init__(
-        self, store: JournalReader, stream: str, newest: int, every_records: int, every_s: float = EVERY_S
-    ) -> None:
+    def __init__(self, store: JournalReader, stream: str, newest: int, every_records: int) -> None:
         """Start nothing yet.
 
         Args:
@@ -47,13 +46,12 @@ class SnapshotKeeper:
             stream: its name.
             newest: position of the newest snapshot that is there.
             every_records: a snapshot is due when there are so many records after the last one; 0 for never.
-            every_s: and not before this much time has passed since.
         """
         self._store = store if isinstance(store, SnapshotStore) and every_records and fold_version() else None
         self._reader, self._stream = store, stream
-        self._every_records, self._every_s = every_records, every_s
+        self._every_records = every_records
         self.newest = newest
-        self._due_s = time.monotonic() + every_s
+        self._due_s = time.monotonic()
         self._base: Base | None = None
         self._durable = 0
         self._closing = threading.Event()
@@ -105,8 +103,10 @@ class SnapshotKeeper:
             if self._closing.is_set():
                 return
         self._base = Base(folded, head)
+        started_s = time.monotonic()
         self._save(store, self._base, rests=True)
-        self._due_s = time.monotonic() + self._every_s
+        saved_s = time.monotonic()
+        self._due_s = saved_s + RESTS_AFTER_SAVING * (saved_s - started_s)
 
     def _save(self, store: SnapshotStore, base: Base, *, rests: bool) -> None:
         """Save a snapshot, and let go of those that are too many."""
