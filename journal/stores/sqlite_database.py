@@ -25,8 +25,7 @@ from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
 # ruff: noqa: D102 - the methods are documented in Database
 
 WAL_BOUND_BYTES = 8 << 20
-_PAGE_BYTES = 4096
-_PAGES_PER_COMMIT = 3
+_PAGES_PER_COMMIT = 5
 
 _MOVE_HEAD = """
 UPDATE journal_streams SET head_position = ?, head_hash = ?
@@ -96,7 +95,7 @@ class SqliteDatabase(Database):
         return sqlite_engine.explain_sqlalchemy(error, self._path, doing)
 
     def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:  # noqa: ARG002
-        self._wal_bytes += _PAGE_BYTES * (_PAGES_PER_COMMIT + len(records)) + sum(map(size_of, records))
+        self._wal_bytes += sqlite_engine.PAGE_BYTES * (_PAGES_PER_COMMIT + len(records)) + sum(map(size_of, records))
         if self._wal_bytes > 4 * WAL_BOUND_BYTES:
             self.maintain(idle=False)
 

@@ -4,6 +4,10 @@ Every transaction states its kind on the `begin` event: `BEGIN IMMEDIATE` by def
 turns from reading to writing fails at once, without waiting for the lock; `BEGIN` for those that say they only read.
 The driver's own transaction handling is off (`isolation_level=None`), which makes DDL transactional too.
 
+A record of a large step is a few kilobytes, which is bad for SQLite's usual pages of 4: a row leaves half a page empty, and each
+commit writes several. With pages of 1024 bytes, measured on records of 3.3 KB, a commit writes 8.6 KB instead of 21.8
+and takes four fifths of the time, and the file is a quarter smaller; on records of 61 KB nothing changes.
+
 `synchronous=FULL` in WAL mode means that a commit has reached the disk when it returns. Nothing checkpoints on its own:
 `checkpoint` is called by the one writer.
 """
@@ -22,7 +26,9 @@ DriverError = sqlite3.Error
 _BEGIN = "refold_begin"
 READING = {_BEGIN: "BEGIN"}  # execution options of a connection that only reads
 
+PAGE_BYTES = 1024
 _PRAGMAS = (
+    f"page_size={PAGE_BYTES}",  # of a new file; one that is there keeps its own
     "synchronous=FULL",
     "wal_autocheckpoint=0",
     "foreign_keys=1",

@@ -15,6 +15,7 @@ from refold import migrations
 from refold.journal.errors import JournalCorrupt, JournalError, JournalOwned
 from refold.journal.stores import open_reader
 from refold.journal.stores.sql import SqlStore
+from refold.journal.stores.sqlite_engine import PAGE_BYTES
 from refold.journal.stores.sqlite_file import TABLE_VERSION, look_at
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
@@ -80,6 +81,13 @@ def test_a_new_file_gets_its_tables_and_the_second_time_nothing(path):
     assert not migrations.upgrade(str(path))
     assert not migrations.ensure(str(path))
     assert path.read_bytes() == before
+
+
+def test_a_new_file_has_small_pages(path):
+    migrations.ensure(str(path))
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA page_size").fetchone() == (PAGE_BYTES,)
+    connection.close()
 
 
 def test_a_memory_journal_needs_none():
