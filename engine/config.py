@@ -96,7 +96,8 @@ class EngineArgs(_Checked):
 
     Attributes:
         model: `smollm2`, a GGUF file, a folder of safetensors, or `simulated` (no weights, no torch).
-        journal: `sqlite:///FILE`, a plain path, or `memory:`, which dies with the process.
+        journal: `sqlite:///FILE`, a plain path, `postgresql://USER@HOST/DATABASE`, or `memory:`, which dies with the
+            process.
         stream: which of the journal's streams this engine writes.
         durability: `synced` hands a token out once its record is on disk; `buffered` as soon as it is queued for the disk.
         block_size: tokens per KV block.

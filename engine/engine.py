@@ -68,7 +68,8 @@ class Engine:
 
         Args:
             model: `smollm2`, a GGUF file, a folder of safetensors, or `simulated`.
-            journal: `sqlite:///FILE`, a plain path, `memory:`, or a store of your own, which stays yours to close.
+            journal: `sqlite:///FILE`, a plain path, `postgresql://USER@HOST/DATABASE`, `memory:`, or a store of your own,
+                which stays yours to close.
             make_worker: builds a worker of your own for the model, in place of the built-in one.
             **options: see `EngineArgs`.
 

@@ -62,6 +62,14 @@ def reading(journal: str) -> "Iterator[JournalReader]":
         reader.close()
 
 
+def named(journal: str) -> str:
+    """A journal as it may appear on a screen: without control characters, and without a password."""
+    from refold.engine.history.plain import safe
+    from refold.journal.stores.location import shown
+
+    return safe(shown(journal))
+
+
 def write(line: str) -> None:
     """One line of data."""
     sys.stdout.write(line + "\n")

@@ -23,6 +23,7 @@ from refold.journal.errors import (
 NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 5, 70, 130, 141
 
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
+_POSTGRESQL_LOCKED = "55P03"
 
 
 class Complaint(Exception):
@@ -127,12 +128,14 @@ def _explain_usage(error: click.ClickException) -> tuple[str, str, int]:
 
 
 def _is_locked(error: BaseException) -> bool:
-    """Whether SQLite said that somebody else holds a lock, at any place in the chain of causes."""
+    """Whether the database said that somebody else holds a lock, at any place in the chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         for candidate in (cause, getattr(cause, "orig", None)):
             code = getattr(candidate, "sqlite_errorcode", None)
             if isinstance(code, int) and code & 0xFF in _SQLITE_BUSY_OR_LOCKED:
+                return True
+            if getattr(candidate, "sqlstate", None) == _POSTGRESQL_LOCKED:
                 return True
         cause = cause.__cause__
     return False

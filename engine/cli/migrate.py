@@ -2,7 +2,7 @@
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, reading, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, named, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
 
 EXAMPLES = """Examples:
@@ -25,24 +25,28 @@ def command(check: bool, as_json: bool, journal: str) -> None:
         current = migrations.is_current(journal)
         if not current:
             _refuse_absent(journal)
-            raise Complaint(f"{journal} needs an upgrade", f"`refold migrate {journal}` upgrades it", NOT_SO)
+            raise Complaint(
+                f"{named(journal)} needs an upgrade", f"`refold migrate {named(journal)}` upgrades it", NOT_SO
+            )
         outcome = "current"
     else:
         outcome = "upgraded" if migrations.ensure(journal) else "current"
     if as_json:
         write_json({"schema": "refold.migrate/1", "outcome": outcome, "revision": migrations.current(journal)})
     elif outcome == "upgraded":
-        write(f"{journal} has today's tables now")
+        write(f"{named(journal)} has today's tables now")
     else:
-        write(f"{journal} is current")
+        write(f"{named(journal)} is current")
 
 
 def _refuse_absent(journal: str) -> None:
-    """An absent file needs no upgrade, it needs to exist."""
-    from pathlib import Path
+    """An absent journal needs no upgrade, it needs to exist."""
+    import contextlib
 
-    from refold.journal.stores.location import sqlite_path
+    from refold.journal.errors import JournalError
+    from refold.journal.stores.location import locate
 
-    if not Path(sqlite_path(journal)).exists():
-        with reading(journal):
+    path = locate(journal).path
+    if path is None or not path.exists():
+        with contextlib.suppress(JournalError), reading(journal):
             pass

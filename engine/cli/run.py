@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import DEFAULT_JOURNAL, json_option, note, painter, reading, verb, write, write_json
+from refold.engine.cli.console import (
+    DEFAULT_JOURNAL,
+    json_option,
+    named,
+    note,
+    painter,
+    reading,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import INTERRUPTED, NOT_SO, USAGE, Complaint, explain
 from refold.engine.history.plain import count, listed, safe, safe_text
 
@@ -85,8 +95,8 @@ def command(
         _report_recovery(engine)
         as_chat = _has_chat_template(model) if chat is None else chat
         status = _serve(engine, _named(asked, journal), as_chat, printer)
-    tells = f"; `refold request {printer.last_id} {safe(journal)}` tells more" if printer.last_id else ""
-    note(f"journal: {safe(journal)}{tells}")
+    tells = f"; `refold request {printer.last_id} {named(journal)}` tells more" if printer.last_id else ""
+    note(f"journal: {named(journal)}{tells}")
     if status:
         raise SystemExit(status)
 
@@ -98,7 +108,7 @@ def _interruptible(journal: str, model: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         hint = (
-            f"the journal is whole: `refold run --model {safe(model)} --journal {safe(journal)}` finishes what is left"
+            f"the journal is whole: `refold run --model {safe(model)} --journal {named(journal)}` finishes what is left"
         )
         raise Complaint("interrupted", hint, INTERRUPTED) from None
 

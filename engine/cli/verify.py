@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, painter, reading, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, named, painter, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
 from refold.engine.cli.progress import bar
-from refold.engine.history.plain import count, safe
+from refold.engine.history.plain import count
 from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
 from refold.journal.errors import JournalCorrupt
@@ -92,7 +92,7 @@ def _complaint(error: JournalCorrupt | Contradiction, journal: str) -> Complaint
 
 def _print(verdict: Verdict, journal: str) -> None:
     paint = painter(sys.stdout)
-    write(paint("verified", fg="green", bold=True) + f": {safe(journal)} is whole, and every law was kept")
+    write(paint("verified", fg="green", bold=True) + f": {named(journal)} is whole, and every law was kept")
     for name, words in _lines(verdict):
         write(f"  {name:<10}{words}")
     write(paint("  keep the head: `refold verify --head` with it finds a tail that was cut off", dim=True))
