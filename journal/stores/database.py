@@ -102,8 +102,8 @@ class Database(ABC):
         """The record in a row of `page_sql`."""
 
     @abstractmethod
-    def claim(self, stream: str) -> None:
-        """Take the right to write the stream, before its engine epoch is raised.
+    def enter(self, stream: str, *, exclusive: bool) -> None:
+        """What comes before a stream's engine epoch is raised; with `exclusive`, take the right to write it.
 
         Raises:
             JournalOwned: a live engine has it.

@@ -98,13 +98,14 @@ class PostgresDatabase(Database):
     def record_of(self, row: Sequence[Any]) -> Record:
         return row_to_record(row)
 
-    def claim(self, stream: str) -> None:
+    def enter(self, stream: str, *, exclusive: bool) -> None:
+        """Make the stream's row, in epoch 0: its number is the lock's key, and two openers must not both insert it."""
         connection = self.writing()
         stream_id = connection.exec_driver_sql(_STREAM_ID, (stream,)).scalar()
         if stream_id is None:
             connection.exec_driver_sql(_NEW_STREAM, (stream, GENESIS_HASH))
             stream_id = connection.exec_driver_sql(_STREAM_ID, (stream,)).scalar_one()
-        if not self._claims.get(stream_id):
+        if exclusive and not self._claims.get(stream_id):
             postgres_owner.lock(connection, stream_id, stream, self.name)
             self._claims[stream_id] = True
 

@@ -95,8 +95,7 @@ class SqlStore(SqlReader):
         with self._lock:
             self._check_usable()
             try:
-                if self._exclusive:
-                    self._database.claim(stream)
+                self._database.enter(stream, exclusive=self._exclusive)
                 opened = self._take_over(stream, is_replica=is_replica)
             except sa.exc.SQLAlchemyError as error:
                 self._database.after_error(error)

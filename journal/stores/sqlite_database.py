@@ -57,8 +57,8 @@ class SqliteDatabase(Database):
     def record_of(self, row: Sequence[Any]) -> Record:
         return restored(row)
 
-    def claim(self, stream: str) -> None:  # noqa: ARG002 - the lock is the file's
-        if self._owner is None:
+    def enter(self, stream: str, *, exclusive: bool) -> None:  # noqa: ARG002 - the lock is the file's
+        if exclusive and self._owner is None:
             self._owner = OwnerLock(self._path)
 
     def prepare_writer(self, connection: sa.Connection) -> None:

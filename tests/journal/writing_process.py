@@ -1,9 +1,9 @@
 """A process that writes a journal and gets killed for it. Run as a script; one line on stdin starts one life.
 
-    python writing_process.py live FILE     each blank line: fork a writer that appends until it's killed
-    python writing_process.py race FILE N   append N records against whoever else does, taking the stream over when fenced
+    python writing_process.py live URL      each blank line: fork a writer that appends until it's killed
+    python writing_process.py race URL N    append N records against whoever else does, taking the stream over when fenced
     python writing_process.py full FILE     append until the file may not grow, then again after the limit is lifted
-    python writing_process.py hold FILE     open the stream, fork a child that outlives us, wait
+    python writing_process.py hold URL      open the stream, fork a child that outlives us, wait
     python writing_process.py migrate -     each line, a file: fork a process that migrates it
 
 Answers are lines on stdout: `pid N`, `ack N` (every record before N is durable), `dead`, or a result. The writers are
