@@ -155,6 +155,8 @@ class SqlStore(SqlReader):
     def drop_archived(self, stream: str, limit: int) -> int:
         """Delete the oldest records before the border; how many."""
         with self._owning(stream, _BYTES_PER_DELETED * limit) as (connection, stream_id):
+            # Where the stored head lags behind the records, nothing may go that the head is known by.
+            _save_head(connection, stream, stream_id, self._opened[stream].head)
             return sql_snapshots.drop_archived(connection, stream_id, limit)
 
     @contextlib.contextmanager
