@@ -96,7 +96,7 @@ def fold_record(folded: Folded, record: Record) -> None:
 
 
 def _fold_checked(state: State, event: Event, position: int) -> None:
-    if isinstance(event, StateDigest) and event.digest != (found := digest(state)):
+    if isinstance(event, StateDigest) and event.digest and event.digest != (found := digest(state)):
         raise InvariantViolation(
             f"record {position} says that the state hashed to {event.digest[:16]}, it folds to {found[:16]}: this refold "
             "folds otherwise than the one that wrote the journal; open it with that version"

@@ -133,9 +133,11 @@ class _Columns:
     def text(self, count: int) -> str:
         """The next column, a text of `count` characters; empty if it was erased."""
         column = self._take(count)
+        if not column:
+            return ""
         if isinstance(column, list):
             raise ContentMismatch(f"a text of {count} characters is a list")
-        return column or ""
+        return column
 
     def check_used_up(self) -> None:
         """Every column has found its place."""

@@ -27,7 +27,7 @@ class Queues:
     whoever waits is reached, however many tenants come, and what is past can be forgotten.
     """
 
-    __slots__ = ("idle", "running", "tenant_tags", "virtual_now", "waiting")
+    __slots__ = ("idle", "num_turns", "running", "tenant_tags", "virtual_now", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
@@ -35,37 +35,47 @@ class Queues:
         self.idle: list[Request] = []
         self.tenant_tags: dict[str, int] = {}
         self.virtual_now = 0
+        self.num_turns = 0
 
 
-def _fcfs_key(queues: Queues, request: Request, config: EngineConfig) -> tuple[int, int]:  # noqa: ARG001
-    return (0, request.handle)
+def _fcfs_key(queues: Queues, request: Request, config: EngineConfig) -> int:  # noqa: ARG001
+    return 0
 
 
-def _priority_key(queues: Queues, request: Request, config: EngineConfig) -> tuple[int, int]:  # noqa: ARG001
-    return (request.priority, request.handle)
+def _priority_key(queues: Queues, request: Request, config: EngineConfig) -> int:  # noqa: ARG001
+    return request.priority
 
 
-def _fair_share_key(queues: Queues, request: Request, config: EngineConfig) -> tuple[int, int]:
+def _fair_share_key(queues: Queues, request: Request, config: EngineConfig) -> int:
     """The finish tag: where the tenant's last request finishes, and on by what this one may cost over the tenant's weight."""
     start = max(queues.virtual_now, queues.tenant_tags.get(request.tenant, 0))
-    cost = request.max_total_tokens * _SHARE // config.tenant_weights.get(request.tenant, 1)
+    cost = (
+        (request.max_total_tokens - request.num_computed_tokens)
+        * _SHARE
+        // config.tenant_weights.get(request.tenant, 1)
+    )
     queues.tenant_tags[request.tenant] = start + cost
-    return (start + cost, request.handle)
+    return start + cost
 
 
-QUEUE_KEYS: dict[Policy, Callable[[Queues, Request, EngineConfig], tuple[int, int]]] = {
+QUEUE_KEYS: dict[Policy, Callable[[Queues, Request, EngineConfig], int]] = {
     "fcfs": _fcfs_key,
     "priority": _priority_key,
     "fair_share": _fair_share_key,
 }
-"""Policy -> key. The handle is the order of arrival and makes the order total."""
+"""Policy -> first part of the key. The second is the order of arrival, and makes the order total."""
 
 _by_key = attrgetter("queue_key")
 
 
-def arrive(queues: Queues, request: Request, config: EngineConfig) -> None:
-    """Give a new request its place in the order, and put it in the waiting queue."""
-    request.queue_key = QUEUE_KEYS[config.policy](queues, request, config)
+def arrive(queues: Queues, request: Request, config: EngineConfig, last_handle: int) -> None:
+    """Give a request that is in no queue its place in the order, and put it in the waiting queue.
+
+    A session comes anew with every turn: it goes behind whoever has come meanwhile, or one that always has its next chunk
+    ready would keep its seat for ever. The arrivals so far are the handles given and the turns after a first.
+    """
+    queues.num_turns += request.num_earlier_outputs > 0
+    request.queue_key = (QUEUE_KEYS[config.policy](queues, request, config), last_handle + queues.num_turns)
     enter(queues, request, WAITING)
 
 
@@ -90,8 +100,8 @@ def reorder(queues: Queues, config: EngineConfig) -> None:
     """Give every request its place anew, in order of arrival, under another configuration."""
     queues.tenant_tags.clear()
     queues.virtual_now = 0
-    for request in sorted((*queues.waiting, *queues.running, *queues.idle), key=attrgetter("handle")):
-        request.queue_key = QUEUE_KEYS[config.policy](queues, request, config)
+    for request in sorted((*queues.waiting, *queues.running, *queues.idle), key=lambda request: request.queue_key[1]):
+        request.queue_key = (QUEUE_KEYS[config.policy](queues, request, config), request.queue_key[1])
     for queue in (queues.waiting, queues.running, queues.idle):
         queue.sort(key=_by_key)
 

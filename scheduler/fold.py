@@ -37,7 +37,7 @@ from refold.journal.events import (
 )
 from refold.projections import blocks, encoder, queues, requests, steps
 from refold.projections.encoder import EncoderCache
-from refold.projections.requests import IDLE, PREEMPTED, RUNNING, WAITING, Request
+from refold.projections.requests import IDLE, PREEMPTED, RUNNING, Request
 from refold.projections.steps import InFlightStep
 from refold.scheduler.state import State
 
@@ -111,7 +111,7 @@ def _start_over(state: State, request: Request) -> None:
 
 def _request_submitted(state: State, event: RequestSubmitted) -> None:
     request = requests.submit(state.requests, event, state.config)
-    queues.arrive(state.queues, request, state.config)
+    queues.arrive(state.queues, request, state.config, state.requests.next_handle - 1)
     queues.forget_past(state.queues)
 
 
@@ -151,10 +151,11 @@ def _session_turn_ended(state: State, event: SessionTurnEnded) -> None:
 
 
 def _begin_turn(state: State, request: Request) -> None:
-    """Apply the next chunk of a session that is in no queue, and let it wait for a place."""
+    """Apply the next chunk of a session that is in no queue, and let it wait for a place: a new one."""
     released = requests.begin_turn(request, request.chunks.popleft(), state.config)
     blocks.release(state.pool, released, steps.last_step_of(state.window, request))
-    queues.enter(state.queues, request, WAITING)
+    queues.arrive(state.queues, request, state.config, state.requests.next_handle - 1)
+    queues.forget_past(state.queues)
 
 
 def _step_scheduled(state: State, event: StepScheduled) -> None:

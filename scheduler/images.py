@@ -83,6 +83,7 @@ class QueuesImage(Image):
     running: list[int]
     tenant_tags: dict[str, int]
     virtual_now: int
+    num_turns: int
     waiting: list[int]
 
 

@@ -88,7 +88,7 @@ def _make_room(plan: Plan, request: Request, missing: int) -> bool:
         if plan.free.num_free + plan.free.num_fenced >= missing:
             plan.starved = True
             return False
-        if plan.reclaim_session(request, missing, include_waiting=True):
+        if plan.reclaim_session(request, missing):
             continue
         victim = running[plan.num_running - 1]
         plan.preempt(victim, request, missing)
@@ -98,16 +98,15 @@ def _make_room(plan: Plan, request: Request, missing: int) -> bool:
 
 
 def _plan_waiting(plan: Plan) -> None:
-    """Sessions that kept their blocks first: what they hold is wasted while they wait."""
     held_back = plan.state.paused is not None
-    for request in (*_holders(plan.state), *plan.state.queues.waiting):
+    for request in plan.state.queues.waiting:
         if not plan.token_budget or plan.num_running >= plan.state.config.max_num_seqs:
             return
-        if _passed_over(plan, request, held_back) or request.handle in plan.admitted:
+        if _passed_over(plan, request, held_back):
             continue
         hit = _prefix_hit(plan, request)
         while not _fits(plan, hit, needed := _needed_blocks(plan, request, hit)):
-            if plan.starved or not plan.reclaim_session(request, needed, include_waiting=plan.num_running == 0):
+            if plan.starved or not plan.reclaim_session(request, needed):
                 return
             hit = _prefix_hit(plan, request)
         _admit(plan, request, hit)
@@ -124,14 +123,6 @@ def _passed_over(plan: Plan, request: Request, held_back: bool) -> bool:
     )
 
 
-def _holders(state: State) -> list[Request]:
-    sessions = state.requests.sessions
-    if not sessions:
-        return []
-    holders = [r for r in sessions.values() if r.status is WAITING and r.block_ids]
-    return sorted(holders, key=lambda r: r.queue_key)
-
-
 def _admit(plan: Plan, request: Request, hit: Hit) -> None:
     first = request.num_computed_tokens if request.block_ids else len(hit.block_ids) * plan.block_size
     shape = shaping.waiting(plan, request, first)
@@ -143,7 +134,6 @@ def _admit(plan: Plan, request: Request, hit: Hit) -> None:
     missing = -(-(first + n) // plan.block_size) - len(held)
     new_block_ids = plan.free.take(missing) if missing > 0 else []
     plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit.block_ids))
-    plan.admitted.add(request.handle)
     if new_block_ids:
         plan.allocate(new_block_ids)
     plan.note_shape(n, shape)

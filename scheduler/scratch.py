@@ -23,7 +23,7 @@ from refold.journal.events import (
 )
 from refold.projections.blocks import BlockPool
 from refold.projections.encoder import EncoderCache
-from refold.projections.requests import WAITING, Request
+from refold.projections.requests import RUNNING, WAITING, Request
 from refold.scheduler.state import State
 
 
@@ -205,7 +205,6 @@ class Plan:
 
     __slots__ = (
         "admissions",
-        "admitted",
         "allocations",
         "block_size",
         "chunk_entries",
@@ -241,7 +240,6 @@ class Plan:
         self.starved = False
         self.preemptions: list[RequestPreempted] = []
         self.reclaimed: set[int] = set()
-        self.admitted: set[int] = set()
         self.handles: list[int] = []
         self.num_tokens: list[int] = []
         self.first_positions: list[int] = []
@@ -275,27 +273,30 @@ class Plan:
         self._take_from(victim, "kv_pressure", "deliver", needy, needed)
         self.num_running -= 1
 
-    def reclaim_session(self, needy: Request, needed: int, *, include_waiting: bool) -> bool:
+    def reclaim_session(self, needy: Request, needed: int) -> bool:
         """Take the blocks of the last idle session, or else of the last session that waits; False if there is none.
 
-        Whose blocks somebody shares who comes in with this very plan keeps them for now.
+        One that waits gives way to whoever runs and to whoever comes before it; if nobody runs, to anyone.
         """
-        for queue in (self.state.queues.idle, self._waiting_sessions() if include_waiting else []):
+        for queue in (self.state.queues.idle, self._giving_way_to(needy)):
             for session in reversed(queue):
-                if session.block_ids and session is not needy and not self._keeps_blocks(session):
+                if session.block_ids and not self._keeps_blocks(session):
                     self._take_from(session, "session_reclaimed", "drop", needy, needed)
                     self.reclaimed.add(session.handle)
                     return True
         return False
 
     def _keeps_blocks(self, session: Request) -> bool:
-        if session.handle in self.reclaimed or session.handle in self.admitted:
+        """Whose blocks somebody shares who comes in with this very plan keeps them for now."""
+        if session.handle in self.reclaimed:
             return True
         return any(not set(session.block_ids).isdisjoint(newcomer.hit_block_ids) for newcomer in self.admissions)
 
-    def _waiting_sessions(self) -> list[Request]:
-        sessions = self.state.requests.sessions.values()
-        return sorted((r for r in sessions if r.status is WAITING), key=lambda r: r.queue_key)
+    def _giving_way_to(self, needy: Request) -> list[Request]:
+        sessions = [r for r in self.state.requests.sessions.values() if r.status is WAITING and r is not needy]
+        if needy.status is not RUNNING and self.num_running:
+            sessions = [r for r in sessions if r.queue_key > needy.queue_key]
+        return sorted(sessions, key=lambda r: r.queue_key)
 
     def _take_from(
         self, victim: Request, reason: PreemptReason, policy: StalePolicy, needy: Request, needed: int

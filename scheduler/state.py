@@ -83,6 +83,7 @@ def canonical(state: State) -> dict[str, object]:
         "running": [r.handle for r in state.queues.running],
         "idle": [r.handle for r in state.queues.idle],
         "tenants": [state.queues.virtual_now, sorted(state.queues.tenant_tags.items())],
+        "turns": state.queues.num_turns,
         "encoder": [
             [digest, size, sorted(state.encoder.users[digest])] for digest, size in state.encoder.sizes.items()
         ],

@@ -16,10 +16,12 @@ from refold.journal.events import (
     RequestFinished,
     RequestPreempted,
     RequestSubmitted,
+    SessionExtended,
+    SessionTurnEnded,
     StaleOutputConsumed,
     StepScheduled,
 )
-from refold.projections.requests import IDLE, RUNNING, Request
+from refold.projections.requests import IDLE, RUNNING, WAITING, Request
 from refold.scheduler.commands import Command, CompleteStep, ExpireSessions, ScheduleStep
 from refold.scheduler.state import State
 from tests.kit.idle_blocks import IdleBlocks
@@ -36,10 +38,13 @@ class Conduct:
         self.tags: dict[str, int] = {}
         self.finishes: dict[int, int] = {}
         self.virtual_now = 0
+        self.num_turns = 0
         self.idle_since = IdleBlocks()
         self._after: dict[type[Event], Callable[[State, Any], None]] = {
             EngineOpened: self._opened,
             RequestSubmitted: self._submitted,
+            SessionExtended: self._turn,
+            SessionTurnEnded: self._turn,
             StepScheduled: self._scheduled,
             OutputDelivered: self._delivered,
             CacheReset: judge_reset,
@@ -76,14 +81,21 @@ class Conduct:
     def _opened(self, state: State, event: EngineOpened) -> None:
         self.tags.clear()
         self.virtual_now = 0
-        for request in state.requests.live():
-            self._arrive(state, request)
+        for request in sorted(state.requests.live(), key=lambda r: r.queue_key[1]):
+            self._place(state, request, request.queue_key[1])
 
     def _submitted(self, state: State, event: RequestSubmitted) -> None:
         must(state.paused != "drain", "pause", event.request_id, "was let in while the engine drains")
-        self._arrive(state, state.requests.by_handle[event.handle])
+        self._place(state, state.requests.by_handle[event.handle], event.handle + self.num_turns)
 
-    def _arrive(self, state: State, request: Request) -> None:
+    def _turn(self, state: State, event: SessionExtended | SessionTurnEnded) -> None:
+        """A session whose next turn begins goes behind whoever has come meanwhile."""
+        request = state.requests.by_handle[event.handle]
+        if request.status is WAITING and not any(event is chunk for chunk in request.chunks):
+            self.num_turns += 1
+            self._place(state, request, state.requests.next_handle - 1 + self.num_turns)
+
+    def _place(self, state: State, request: Request, arrival: int) -> None:
         """Where a request belongs: by arrival, by priority, or by its tenant's share of what was served."""
         first = 0
         if state.config.policy == "priority":
@@ -91,13 +103,13 @@ class Conduct:
         elif state.config.policy == "fair_share":
             weight = state.config.tenant_weights.get(request.tenant, 1)
             first = max(self.virtual_now, self.tags.get(request.tenant, 0))
-            first += request.max_total_tokens * _SHARE // weight
+            first += (request.max_total_tokens - request.num_computed_tokens) * _SHARE // weight
             self.tags[request.tenant] = first
         self.finishes[request.handle] = first
         must(
-            request.queue_key == (first, request.handle),
+            request.queue_key == (first, arrival),
             "policy",
-            f"{request.request_id} has key {request.queue_key}, ({first}, {request.handle}) is its place",
+            f"{request.request_id} has key {request.queue_key}, ({first}, {arrival}) is its place",
         )
 
     # -- after a step -------------------------------------------------------------------------------------------------

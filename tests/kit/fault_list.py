@@ -515,7 +515,7 @@ POLICIES = (
     _fault(
         "priority_ignored",
         "Priority doesn't count in the order.",
-        ("projections.queues:_priority_key", "(request.priority, request.handle)", "(0, request.handle)"),
+        ("projections.queues:_priority_key", "return request.priority", "return 0"),
     ),
     _fault(
         "victim_by_age",

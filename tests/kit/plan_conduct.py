@@ -110,17 +110,14 @@ def _judge_admissions(state: State, step: StepScheduled, taken: set[int]) -> Non
         return
     by_handle = state.requests.by_handle
     came = [by_handle[step.handles[admission.entry]] for admission in step.admissions]
-    holders = [r.queue_key for r in came if r.block_ids]
-    others = [r.queue_key for r in came if not r.block_ids]
-    must([bool(r.block_ids) for r in came] == [True] * len(holders) + [False] * len(others), "policy", "holders late")
-    must(holders == sorted(holders) and others == sorted(others), "policy", "admissions out of order")
+    keys = [r.queue_key for r in came]
+    must(keys == sorted(keys), "policy", "admissions out of order")
     for request, admission in zip(came, step.admissions, strict=True):
         must(not _never_ran(request) or state.paused is None, "pause", request.request_id, "is new and comes in")
         must(request.handle not in taken, "preemption", request.request_id, "comes back in the step that preempts it")
         _judge_hit(state, step, request, admission.hit_block_ids, taken)
-    last = max(others, default=None)
     for request in state.queues.waiting:
-        if request in came or last is None or (request.queue_key > last and not request.block_ids):
+        if request in came or request.queue_key > keys[-1]:
             continue
         excused = (
             request.num_deliverable_stale_tokens

@@ -40,7 +40,7 @@ class QueuesBesideAModel(RuleBasedStateMachine):
     def somebody_arrives(self, priority: int) -> None:
         request = arrival(len(self.requests) + 1, self.config, priority=priority)
         self.requests[request.handle] = request
-        queues.arrive(self.queues, request, self.config)
+        queues.arrive(self.queues, request, self.config, request.handle)
         self.status[request.handle] = WAITING
 
     @rule(data=st.data(), status=st.sampled_from((RUNNING, WAITING, PREEMPTED, IDLE)))
@@ -91,7 +91,7 @@ def test_a_finished_request_has_no_queue() -> None:
 
 def test_somebody_who_is_not_there_can_not_leave() -> None:
     engine_config, table = config(), Queues()
-    queues.arrive(table, arrival(1, engine_config), engine_config)
+    queues.arrive(table, arrival(1, engine_config), engine_config, 1)
     with pytest.raises((AssertionError, IndexError)):
         queues.leave(table, arrival(2, engine_config))
     assert [r.handle for r in table.waiting] == [1]
@@ -107,7 +107,7 @@ def test_under_fair_share_a_tenants_own_requests_keep_their_order(
 ) -> None:
     engine_config, table = config(policy="fair_share", tenant_weights=weights), Queues()
     for handle, (tenant, size) in enumerate(arrivals, 1):
-        queues.arrive(table, arrival(handle, engine_config, tenant=tenant, size=size), engine_config)
+        queues.arrive(table, arrival(handle, engine_config, tenant=tenant, size=size), engine_config, handle)
     for tenant in "abc":
         own = [r.handle for r in table.waiting if r.tenant == tenant]
         assert own == sorted(own)
@@ -122,7 +122,9 @@ def test_forgetting_what_is_past_changes_nobodys_place() -> None:
         table = Queues()
         for handle in range(1, 30):
             tenant = "ab"[handle % 3 == 0]
-            queues.arrive(table, arrival(handle, engine_config, tenant=tenant, size=1 + handle % 7), engine_config)
+            queues.arrive(
+                table, arrival(handle, engine_config, tenant=tenant, size=1 + handle % 7), engine_config, handle
+            )
             if handle % 4 == 0:
                 first = table.waiting[0]
                 queues.leave(table, first)

@@ -198,13 +198,43 @@ def test_an_idle_session_takes_no_seat() -> None:
     judged(drive)
 
 
-def test_a_session_that_waits_with_its_blocks_comes_in_before_those_without() -> None:
+def test_a_turn_waits_behind_those_whom_the_policy_prefers() -> None:
     drive = between_turns(max_num_seqs=1, policy="priority")
-    drive.submit("urgent", 3, 1, priority=-5)
     extend(drive, "s", [1], max_tokens=1)
-    assert list(work(drive, drive.schedule())) == ["s"]
+    drive.submit("urgent", 3, 1, priority=-5)
+    assert list(work(drive, drive.schedule())) == ["urgent"]
     settle(drive)
     assert not is_live(drive, "urgent")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_session_that_always_has_its_next_chunk_ready_does_not_keep_its_seat(policy: str) -> None:
+    """One seat. The session's next turn begins as soon as one ends; who came meanwhile goes first all the same."""
+    drive = opened(num_blocks=32, max_num_seqs=1, max_in_flight_steps=1, policy=policy)
+    drive.submit("s", 5, 2, resumable=True)
+    extend(drive, "s", [1], max_tokens=2)
+    drive.schedule()
+    drive.submit("p", 5, 2, tenant="other")
+    extend(drive, "s", [1], max_tokens=2)
+    finished: list[str] = []
+    while is_live(drive, "p"):
+        drive.complete()
+        extend(drive, "s", [2], max_tokens=2)
+        finished += work(drive, drive.schedule())
+    assert finished == ["s", "p", "p", "s"]
+    close(drive, "s")
+    settle(drive)
+    judged(drive)
+
+
+def test_a_tenant_pays_for_every_turn() -> None:
+    """Under fair share a session's later turns cost what they add: another tenant's request isn't left behind for ever."""
+    drive = opened(num_blocks=64, max_num_seqs=1, max_in_flight_steps=1, policy="fair_share")
+    drive.submit("s", 4, 4, resumable=True, tenant="chatty")
+    settle(drive)
+    extend(drive, "s", [1] * 40, max_tokens=4)
+    drive.submit("p", 4, 4, tenant="other")
+    assert list(work(drive, drive.schedule())) == ["p"]
 
 
 def test_what_a_session_said_is_found_by_others() -> None:
@@ -649,7 +679,8 @@ def test_a_waiting_session_keeps_its_blocks_while_there_are_others() -> None:
     assert len(named(drive, "s").block_ids) == 2
 
 
-def test_one_waiting_session_does_not_take_anothers_while_somebody_runs() -> None:
+@pytest.mark.parametrize(("first", "second"), ["st", "ts"])
+def test_a_waiting_session_takes_the_blocks_of_one_behind_it_and_of_none_before_it(first: str, second: str) -> None:
     drive = opened(num_blocks=8, max_num_seqs=3, max_in_flight_steps=1)
     for name in "st":
         drive.submit(name, 7, 2, resumable=True)
@@ -657,15 +688,16 @@ def test_one_waiting_session_does_not_take_anothers_while_somebody_runs() -> Non
     drive.submit("a", 7, 8)
     drive.schedule()
     drive.complete()
-    extend(drive, "s", [1] * 14, max_tokens=2)
-    extend(drive, "t", [1] * 14, max_tokens=2)
+    extend(drive, first, [1] * 14, max_tokens=2)
+    extend(drive, second, [1] * 14, max_tokens=2)
     assert (drive.state.pool.num_free, where(drive, "s"), where(drive, "t")) == (2, ["waiting"], ["waiting"])
 
-    assert victims(drive, drive.schedule()) == []
+    assert victims(drive, drive.schedule()) == [second]
+    assert [r.request_id for r in drive.state.queues.running] == ["a", first]
 
     while is_live(drive, "a"):
         drive.complete()
-        assert victims(drive, drive.schedule()) == []
+        assert first not in victims(drive, drive.schedule())
     settle(drive)
     for name in "st":
         close(drive, name)
