@@ -112,7 +112,8 @@ class EngineArgs(_Checked):
         long_prefill_token_threshold: cap on one request's prefill per step; 0 for none.
         watermark_blocks: blocks kept free at admission while something runs.
         admit_full_sequence: admit a request when all its known tokens fit, not just its first chunk.
-        decode_stagger: steps between two samples of one request in flight; more than 1 suits a pipeline of devices.
+        decode_stagger: steps between two samples of one request in flight; more than 1 suits a pipeline of devices. None for 1, or
+            under `ngram` for max_in_flight_steps: what follows a token can't be looked up before the token is known.
         speculation: `off`, or drafts from the prompt look-up (`ngram`) or the worker (`worker`); the simulated model only.
         num_speculative_tokens: drafts per request and step, at most.
         speculation_by_batch: pairs (batch size, drafts), ascending: up to that many running requests, at most that many
@@ -146,7 +147,7 @@ class EngineArgs(_Checked):
     long_prefill_token_threshold: int = Field(default=0, ge=0, le=1 << 24, description="0 (no cap) to 16777216")
     watermark_blocks: int = Field(default=0, ge=0, le=1 << 24, description="0 to less than num_blocks")
     admit_full_sequence: bool = Field(default=True, description="True or False")
-    decode_stagger: int = Field(default=1, ge=1, le=8, description="1 to 8")
+    decode_stagger: int | None = Field(default=None, ge=1, le=8, description="1 to 8, or None")
     speculation: Speculation = Field(default="off", description="'off', 'ngram' or 'worker'")
     num_speculative_tokens: int = Field(default=3, ge=1, le=8, description="1 to 8")
     speculation_by_batch: tuple[_BatchAndDrafts, ...] = Field(
@@ -165,6 +166,11 @@ class EngineArgs(_Checked):
         if complaint:
             raise ValueError(complaint)
         return self
+
+    def _stagger(self) -> int:
+        if self.decode_stagger is not None:
+            return self.decode_stagger
+        return self.max_in_flight_steps if self.speculation == "ngram" else 1
 
     def resolve(self, model: Model) -> EngineConfig:
         """All that decisions depend on, for this model.
@@ -203,7 +209,7 @@ class EngineArgs(_Checked):
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             watermark_blocks=self.watermark_blocks,
             admit_full_sequence=self.admit_full_sequence,
-            decode_stagger=self.decode_stagger,
+            decode_stagger=self._stagger(),
             speculation=self.speculation,
             num_speculative_tokens=0 if self.speculation == "off" else self.num_speculative_tokens,
             speculation_by_batch=self.speculation_by_batch,
@@ -228,7 +234,7 @@ class EngineOptions(TypedDict, total=False):
     long_prefill_token_threshold: int
     watermark_blocks: int
     admit_full_sequence: bool
-    decode_stagger: int
+    decode_stagger: int | None
     speculation: Speculation
     num_speculative_tokens: int
     speculation_by_batch: tuple[tuple[int, int], ...]

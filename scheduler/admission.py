@@ -24,7 +24,7 @@ def submit_request(state: State, command: SubmitRequest) -> list[Event]:
         )
     _check_identity(state, command)
     _check_prompt(command, state.config)
-    _check_media(command, state.config)
+    _check_media(command, state.config, _sizes_in_use(state) if command.media else {})
     check_sampling(command.request_id, command.sampling)
     _check_fits(command, state.config)
     return [
@@ -102,8 +102,14 @@ def check_prompt_tokens(request_id: str, tokens: list[int], config: EngineConfig
         )
 
 
-def _check_media(command: SubmitRequest, config: EngineConfig) -> None:
-    end, sizes = 0, dict[str, int]()
+def _sizes_in_use(state: State) -> dict[str, int]:
+    """Embeddings of each media digest that is cached, or that a live request waits for."""
+    waited_for = {media.digest: media.num_tokens for request in state.requests.live() for media in request.media}
+    return waited_for | state.encoder.sizes
+
+
+def _check_media(command: SubmitRequest, config: EngineConfig, sizes: dict[str, int]) -> None:
+    end = 0
     room = min(config.encoder_budget_tokens, config.encoder_cache_tokens)
     for media in command.media:
         if media.start < end or media.num_tokens < 1 or media.start + media.num_tokens > len(command.prompt_token_ids):
@@ -118,8 +124,8 @@ def _check_media(command: SubmitRequest, config: EngineConfig) -> None:
             )
         if sizes.setdefault(media.digest, media.num_tokens) != media.num_tokens:
             raise Rejected(
-                f"request {command.request_id!r}: media {media.digest[:16]!r} has {sizes[media.digest]} embeddings in one place "
-                f"and {media.num_tokens} in another; one input has one size"
+                f"request {command.request_id!r}: media {media.digest[:16]!r} has {sizes[media.digest]} embeddings elsewhere "
+                f"and {media.num_tokens} here; a digest names one input, of one size"
             )
         end = media.start + media.num_tokens
 

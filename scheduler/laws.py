@@ -148,7 +148,7 @@ def _check_idle_requests(state: State) -> None:
     for r in state.requests.by_handle.values():
         if r.status is RUNNING:
             end = len(r.tokens) + r.num_output_placeholders
-            if not r.num_computed_tokens <= end <= state.config.max_model_len:
+            if not r.num_computed_tokens <= end <= r.max_total_tokens <= state.config.max_model_len:
                 raise broken("L8", f"{r.request_id} overruns")
             continue
         if r.num_output_placeholders or r.num_sampling_in_flight or r.drafts or not _may_hold(r):

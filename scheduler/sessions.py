@@ -28,7 +28,7 @@ def extend_session(state: State, command: ExtendSession) -> list[Event]:
 def _check_room(state: State, request: Request, command: ExtendSession) -> None:
     """The context that the session comes to, at the most, must fit the model and the pool."""
     config = state.config
-    context = context_at_most(request, config) + len(command.token_ids)
+    context = context_at_most(request, config) - 1 + len(command.token_ids)
     if context >= config.max_model_len:
         raise Rejected(
             f"session {request.request_id!r}: its context can come to {context} tokens, the model takes "
@@ -43,11 +43,16 @@ def _check_room(state: State, request: Request, command: ExtendSession) -> None:
 
 
 def context_at_most(request: Request, config: EngineConfig) -> int:
-    """Tokens that a session's context can come to when its turn and all that is queued have ended."""
+    """Tokens that a session's context can come to when its turn and all that is queued have ended.
+
+    Each chunk takes the place of the last token before it.
+    """
     context = len(request.tokens)
     if request.status is not IDLE:
         context = max(context, min(request.num_prompt_tokens + request.sampling.max_tokens, config.max_model_len))
-    return context + sum(len(chunk.token_ids) + chunk.sampling.max_tokens for chunk in request.chunks)
+    for chunk in request.chunks:
+        context = min(context - 1 + len(chunk.token_ids) + chunk.sampling.max_tokens, config.max_model_len)
+    return context
 
 
 def close_session(state: State, command: CloseSession) -> list[Event]:

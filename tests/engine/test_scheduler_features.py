@@ -150,6 +150,18 @@ def test_drafts_change_the_work_and_not_the_tokens(depth: int, speculation: Any,
     assert max(max(event.num_drafts, default=0) for event in events_of(journal, StepScheduled)) <= 4
 
 
+def test_the_look_up_drafts_as_much_with_steps_in_flight_as_without(tmp_path: Path) -> None:
+    """It needs the last token known: a request is left out of the steps until its own has come back."""
+    accepted = {}
+    for depth in (1, 2, 4):
+        journal = str(tmp_path / f"depth{depth}.db")
+        options = {"speculation": "ngram", "num_speculative_tokens": 4, "max_in_flight_steps": depth}
+        with Engine("simulated?vocab=4&eos=-1", journal, **options) as engine:
+            engine.run([[i % 4] * 9 for i in range(6)], [SamplingParams(seed=i, max_tokens=60) for i in range(6)])
+        accepted[depth] = sum(sum(event.accepted_drafts) for event in events_of(journal, OutputDelivered))
+    assert accepted[1] == accepted[2] == accepted[4] > 60
+
+
 def test_a_large_batch_gets_fewer_drafts(journal: str) -> None:
     options = {"speculation": "worker", "num_speculative_tokens": 4, "speculation_by_batch": ((1, 3), (2, 1))}
     sampling = SamplingParams(seed=5, max_tokens=30)

@@ -2,7 +2,7 @@
 
 import random
 
-from refold.journal.events import RequestSubmitted, Sampling
+from refold.journal.events import Media, RequestSubmitted, Sampling
 from refold.projections import requests
 from refold.projections.requests import Request, block_hash, root_hash
 from tests.kit.drive import config
@@ -73,3 +73,10 @@ def test_without_hashing_nothing_is_hashed() -> None:
     for token in range(1, 19):
         requests.append_tokens([request], [token], 0)
     assert request.block_hashes == []
+
+
+def test_one_picture_in_two_sizes_is_two_identities() -> None:
+    small, large = Media(digest="cat", start=1, num_tokens=2), Media(digest="cat", start=1, num_tokens=3)
+    assert requests.media_identity([small], 0, 4) != requests.media_identity([large], 0, 4)
+    assert requests.media_identity([small], 0, 4) == requests.media_identity([small], 0, 4)
+    assert requests.media_identity([small], 4, 4) == b"", "it ends before the second block"

@@ -695,9 +695,6 @@ def test_a_waiting_session_takes_the_blocks_of_one_behind_it_and_of_none_before_
     assert victims(drive, drive.schedule()) == [second]
     assert [r.request_id for r in drive.state.queues.running] == ["a", first]
 
-    while is_live(drive, "a"):
-        drive.complete()
-        assert first not in victims(drive, drive.schedule())
     settle(drive)
     for name in "st":
         close(drive, name)
@@ -937,7 +934,7 @@ REFUSED: list[tuple[str, str, list[int], dict[str, int], str]] = [
     ("with a negative token", "s", [-1], {}, "token -1 at index 0"),
     ("that wants no tokens", "s", [1], {"max_tokens": 0}, "max_tokens is 0"),
     ("with a seed beyond bounds", "s", [1], {"seed": -1}, "seed is -1"),
-    ("too long for the model", "s", [1] * 55, {}, "the model takes 64"),
+    ("too long for the model", "s", [1] * 56, {}, "the model takes 64"),
     ("too long for the pool", "s", [1] * 50, {"max_tokens": 60}, "blocks of 4, the pool has 15"),
 ]
 
@@ -977,7 +974,7 @@ def test_the_longest_chunk_that_is_taken_is_served(num_blocks: int) -> None:
         close(drive, "s")
         assert not judged(drive).unfinished
     assert taken == list(range(40, max(taken) + 1))
-    assert 64 - 9 - 1 <= max(taken) <= 64 - 8 - 1, "with room for at least one token"
+    assert max(taken) == 64 - 8 - 1, "eight known tokens are kept of nine, and one is generated"
 
 
 def test_chunks_that_wait_count_against_the_room() -> None:
@@ -986,7 +983,7 @@ def test_chunks_that_wait_count_against_the_room() -> None:
     drive.schedule()
     extend(drive, "s", [1] * 10, max_tokens=8)
     with pytest.raises(Rejected, match="its context can come to"):
-        extend(drive, "s", [1] * 9, max_tokens=1)
+        extend(drive, "s", [1] * 10, max_tokens=1)
     extend(drive, "s", [1] * 5, max_tokens=30)
     settle(drive)
     close(drive, "s")
