@@ -13,12 +13,11 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
-from itertools import repeat
-
 from refold.journal.events import Admission, Event
 from refold.projections.requests import WAITING, Request
-from refold.scheduler import shaping
-from refold.scheduler.scratch import NO_HIT, Hit, Plan
+from refold.scheduler import prefix_cache, shaping
+from refold.scheduler.free_blocks import Hit
+from refold.scheduler.scratch import Plan
 from refold.scheduler.state import State
 
 
@@ -72,7 +71,7 @@ def _plan_running(plan: Plan) -> None:
         plan.token_budget -= n
         published = request.num_published_blocks
         if len(request.block_hashes) > published < (first + n) // block_size:
-            _promise(plan, request, request.block_ids + new_block_ids, published, (first + n) // block_size)
+            prefix_cache.promise(plan, request, request.block_ids + new_block_ids, published, (first + n) // block_size)
 
 
 def _make_room(plan: Plan, request: Request, missing: int) -> bool:
@@ -104,11 +103,11 @@ def _plan_waiting(plan: Plan) -> None:
             return
         if _passed_over(plan, request, held_back):
             continue
-        hit = _prefix_hit(plan, request)
+        hit = prefix_cache.prefix_hit(plan, request)
         while not _fits(plan, hit, needed := _needed_blocks(plan, request, hit)):
             if plan.starved or not plan.reclaim_session(request, needed):
                 return
-            hit = _prefix_hit(plan, request)
+            hit = prefix_cache.prefix_hit(plan, request)
         _admit(plan, request, hit)
 
 
@@ -142,45 +141,7 @@ def _admit(plan: Plan, request: Request, hit: Hit) -> None:
     plan.first_positions.append(first)
     plan.token_budget -= n
     plan.num_running += 1
-    _promise(plan, request, held + new_block_ids, first // plan.block_size, (first + n) // plan.block_size)
-
-
-def _prefix_hit(plan: Plan, request: Request) -> Hit:
-    """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
-    if request.block_ids:
-        return NO_HIT
-    known = _known_prefix(plan, request)
-    if not plan.free.released and 0 not in map(plan.state.pool.ref_counts.__getitem__, known):
-        return Hit(known, [])
-    usable = known[: _num_usable(plan, request, known)]
-    return Hit(usable, plan.free.idle(usable))
-
-
-def _known_prefix(plan: Plan, request: Request) -> list[int]:
-    """The blocks with the request's hashes, in the pool or promised by this plan, up to the first that isn't there."""
-    by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
-    hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
-    known = list(map(by_hash.get, hashes, repeat(-1)))
-    if -1 in known:
-        del known[known.index(-1) :]
-        for content_hash in hashes[len(known) :] if promised else ():
-            block = by_hash.get(content_hash, promised.get(content_hash))
-            if block is None:
-                break
-            known.append(block)
-    return known
-
-
-def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:
-    """How many of the known blocks this plan may share: up to the first that it gives away, or that is behind a fence."""
-    pool, free, promised = plan.state.pool, plan.free, plan.hashes
-    for index, (content_hash, block) in enumerate(zip(request.block_hashes, known, strict=False)):
-        idle = pool.ref_counts[block] == 0
-        if idle and promised.get(content_hash) == block:
-            continue  # taken by this very plan, for somebody who is about to write it
-        if block in free.released or (idle and (block in free.evicted or pool.is_fenced(block))):
-            return index
-    return len(known)
+    prefix_cache.promise(plan, request, held + new_block_ids, first // plan.block_size, (first + n) // plan.block_size)
 
 
 def _needed_blocks(plan: Plan, request: Request, hit: Hit) -> int:
@@ -200,12 +161,3 @@ def _fits(plan: Plan, hit: Hit, needed: int) -> bool:
     room = plan.free.num_free - len(hit.idle)
     plan.starved = room < needed <= room + plan.free.num_fenced
     return needed <= room
-
-
-def _promise(plan: Plan, request: Request, table: list[int], start: int, end: int) -> None:
-    """Let later entries of this step share what this one is about to fill with known tokens: blocks `start` to `end`."""
-    pool = plan.state.pool
-    for i in range(start, min(end, len(request.block_hashes))):
-        if request.block_hashes[i] not in pool.block_by_hash:
-            plan.hashes.setdefault(request.block_hashes[i], table[i])
-            plan.free.own(table[i])

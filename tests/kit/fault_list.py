@@ -282,13 +282,13 @@ BLOCKS = (
     _fault(
         "hits_ignored",
         "A known prefix is computed again.",
-        (_PLAN + "_prefix_hit", "if request.block_ids:", "if True:"),
+        ("scheduler.prefix_cache:prefix_hit", "if request.block_ids:", "if True:"),
     ),
     _fault(
         "whole_prompt_hit",
         "A prompt that is known whole is hit whole: nothing is left to sample from.",
         (
-            _PLAN + "_known_prefix",
+            "scheduler.prefix_cache:_known_prefix",
             "(len(request.tokens) - 1) // plan.block_size",
             "len(request.tokens) // plan.block_size",
         ),
@@ -353,13 +353,13 @@ BLOCKS = (
     _fault(
         "most_recent_first",
         "Of the cached blocks the one used last is evicted first.",
-        ("scheduler.scratch:FreeBlocks.__init__", "iter(pool.free_cached)", "reversed(pool.free_cached)"),
+        ("scheduler.free_blocks:FreeBlocks.__init__", "iter(pool.free_cached)", "reversed(pool.free_cached)"),
     ),
     _fault(
         "cached_before_blank",
         "Cached blocks are taken while blank ones are free.",
         (
-            "scheduler.scratch:FreeBlocks.__init__",
+            "scheduler.free_blocks:FreeBlocks.__init__",
             "self._blank: Iterator[int] = reversed(pool.free_blank)",
             "self._blank: Iterator[int] = reversed(list(pool.free_blank)[1:])",
         ),
@@ -674,13 +674,13 @@ ENCODER = (
     _fault(
         "encoder_budget_ignored",
         "The encoder does more in a step than it may.",
-        ("scheduler.scratch:EncoderRoom.propose", "media.num_tokens > budget or going is None", "going is None"),
+        ("scheduler.encoder_room:EncoderRoom.propose", "media.num_tokens > budget or going is None", "going is None"),
     ),
     _fault(
         "encoder_not_waited_for",
         "Places are computed before the encoder's output for them is there.",
         (
-            "scheduler.scratch:EncoderRoom.propose",
+            "scheduler.encoder_room:EncoderRoom.propose",
             "return EncoderProposal(max(media.start - first, 0), items, evictions)",
             "continue",
         ),

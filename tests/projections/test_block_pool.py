@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from refold.projections import blocks
 from refold.projections.blocks import BlockPool
-from refold.scheduler.scratch import FreeBlocks
+from refold.scheduler.free_blocks import FreeBlocks
 
 NUM_BLOCKS, BLOCK_SIZE = 7, 4
 

@@ -1,0 +1,102 @@
+"""The free blocks as a plan will leave them.
+
+Blocks that become free when a step in flight comes back are behind a fence: as good as free, one step later.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from refold.projections.blocks import BlockPool
+
+
+class Hit(NamedTuple):
+    """Cached blocks that hold a request's prefix; of them, `idle` belong to nobody yet and count as free."""
+
+    block_ids: list[int]
+    idle: list[int]
+
+
+NO_HIT = Hit([], [])
+
+
+class FreeBlocks:
+    """The free blocks as this plan will leave them.
+
+    `num_fenced` counts blocks that become free when a step in flight comes back: as good as free, one step later.
+    """
+
+    __slots__ = ("_blank", "_cached", "_pool", "_shared", "_yielded", "evicted", "num_fenced", "num_free", "released")
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._blank: Iterator[int] = reversed(pool.free_blank)
+        self._cached: Iterator[int] = iter(pool.free_cached)
+        self.released: dict[int, int] = {}
+        self._yielded: list[int] = []
+        self._shared: set[int] = set()
+        self.evicted: dict[int, None] = {}
+        self.num_free = pool.num_free
+        self.num_fenced = pool.num_fenced
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` free blocks: blank ones first, then the cached ones in order of disuse."""
+        assert 0 < count <= self.num_free, (count, self.num_free)
+        self.num_free -= count
+        if self._yielded:
+            return [self._next() for _ in range(count)]
+        taken = list(islice(self._blank, count))
+        if len(taken) < count:
+            for block in self._cached:
+                if block in self._shared:
+                    continue
+                self.evicted[block] = None
+                taken.append(block)
+                if len(taken) == count:
+                    break
+        assert len(taken) == count, (len(taken), count)
+        return taken
+
+    def idle(self, block_ids: list[int]) -> list[int]:
+        """Which of these cached blocks nobody owns now: sharing them uses up free blocks."""
+        counts = self._pool.ref_counts
+        return [block for block in block_ids if counts[block] == 0 and block not in self._shared]
+
+    def share(self, idle: list[int]) -> None:
+        """Own cached blocks that nobody owned."""
+        self.num_free -= len(idle)
+        self._shared.update(idle)
+
+    def own(self, block: int) -> None:
+        """A block that this plan has taken already: whoever shares it uses up nothing."""
+        self._shared.add(block)
+
+    def release(self, block_ids: list[int], *, fenced: bool) -> None:
+        """Count what a victim gives back: to the free blocks, or to the fence while a step may still write them."""
+        for block in reversed(block_ids):
+            released = self.released[block] = self.released.get(block, 0) + 1
+            if released < self._pool.ref_counts[block]:
+                continue
+            if fenced:
+                self.num_fenced += 1
+            else:
+                self.num_free += 1
+                self._yielded.append(block)
+
+    def _next(self) -> int:
+        block = self._next_blank()
+        if block is None:
+            block = next(b for b in self._cached_then_yielded() if b not in self._shared)
+            self.evicted[block] = None
+        return block
+
+    def _next_blank(self) -> int | None:
+        for i in range(len(self._yielded) - 1, -1, -1):
+            if self._pool.hashes[self._yielded[i]] is None:
+                return self._yielded.pop(i)
+        return next(self._blank, None)
+
+    def _cached_then_yielded(self) -> Iterator[int]:
+        yield from self._cached
+        while self._yielded:
+            yield self._yielded.pop(0)

@@ -1,0 +1,60 @@
+"""The prefix cache as a plan sees it: which blocks a request that comes in needn't compute.
+
+A block may be shared if it holds the request's next hash: published, or promised by an entry of this very step that will fill
+it (the worker writes a step's keys and values before it reads them). Not if this plan gives it away, nor behind a fence.
+"""
+
+from itertools import repeat
+
+from refold.projections.requests import Request
+from refold.scheduler.free_blocks import NO_HIT, Hit
+from refold.scheduler.scratch import Plan
+
+_is_block = (0).__le__
+
+
+def prefix_hit(plan: Plan, request: Request) -> Hit:
+    """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
+    if request.block_ids:
+        return NO_HIT
+    known = _known_prefix(plan, request)
+    if not plan.free.released and 0 not in map(plan.state.pool.ref_counts.__getitem__, known):
+        return Hit(known, [])
+    usable = known[: _num_usable(plan, request, known)]
+    return Hit(usable, plan.free.idle(usable))
+
+
+def _known_prefix(plan: Plan, request: Request) -> list[int]:
+    """The blocks with the request's hashes, in the pool or promised by this plan, up to the first that isn't there."""
+    by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
+    hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
+    known = list(map(by_hash.get, hashes, repeat(-1)))
+    if -1 in known:
+        del known[known.index(-1) :]
+        for content_hash in hashes[len(known) :] if promised else ():
+            block = by_hash.get(content_hash, promised.get(content_hash))
+            if block is None:
+                break
+            known.append(block)
+    return known
+
+
+def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:
+    """How many of the known blocks this plan may share: up to the first that it gives away, or that is behind a fence."""
+    pool, free, promised = plan.state.pool, plan.free, plan.hashes
+    for index, (content_hash, block) in enumerate(zip(request.block_hashes, known, strict=False)):
+        idle = pool.ref_counts[block] == 0
+        if idle and promised.get(content_hash) == block:
+            continue  # taken by this very plan, for somebody who is about to write it
+        if block in free.released or (idle and (block in free.evicted or pool.is_fenced(block))):
+            return index
+    return len(known)
+
+
+def promise(plan: Plan, request: Request, table: list[int], start: int, end: int) -> None:
+    """Let later entries of this step share what this one is about to fill with known tokens: blocks `start` to `end`."""
+    pool = plan.state.pool
+    for i in range(start, min(end, len(request.block_hashes))):
+        if request.block_hashes[i] not in pool.block_by_hash:
+            plan.hashes.setdefault(request.block_hashes[i], table[i])
+            plan.free.own(table[i])
