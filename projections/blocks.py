@@ -59,11 +59,12 @@ class BlockPool:
 def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
     """Own free blocks. Returns those that lost a cached content by it."""
     evicted = []
+    counts, blank = pool.ref_counts, pool.free_blank
     for block in block_ids:
-        assert pool.ref_counts[block] == 0, block
-        pool.ref_counts[block] = 1
-        if block in pool.free_blank:
-            del pool.free_blank[block]
+        assert counts[block] == 0, block
+        counts[block] = 1
+        if block in blank:
+            del blank[block]
         else:
             del pool.free_cached[block]
             _unpublish(pool, block)
@@ -142,9 +143,10 @@ def _lift_fences(pool: BlockPool, step: int) -> None:
 
 
 def _set_free(pool: BlockPool, idle: Iterable[int]) -> None:
+    counts, hashes = pool.ref_counts, pool.hashes
     for block in idle:
-        assert pool.ref_counts[block] == 0, block
-        if pool.hashes[block] is None:
+        assert counts[block] == 0, block
+        if hashes[block] is None:
             pool.free_blank[block] = None
         else:
             pool.free_cached[block] = None

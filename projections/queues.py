@@ -66,6 +66,7 @@ QUEUE_KEYS: dict[Policy, Callable[[Queues, Request, EngineConfig], int]] = {
 """Policy -> first part of the key. The second is the order of arrival, and makes the order total."""
 
 _by_key = attrgetter("queue_key")
+_QUEUE_NAMES = {RUNNING: "running", WAITING: "waiting", PREEMPTED: "waiting", IDLE: "idle"}
 
 
 def arrive(queues: Queues, request: Request, config: EngineConfig, last_handle: int) -> None:
@@ -115,4 +116,5 @@ def forget_past(queues: Queues) -> None:
 
 def _queue_of(queues: Queues, status: str) -> list[Request]:
     assert status is not FINISHED, "a finished request is in no queue"
-    return {RUNNING: queues.running, WAITING: queues.waiting, PREEMPTED: queues.waiting, IDLE: queues.idle}[status]
+    queue: list[Request] = getattr(queues, _QUEUE_NAMES[status])
+    return queue

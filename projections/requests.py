@@ -180,15 +180,15 @@ def submit(table: RequestTable, event: RequestSubmitted, config: EngineConfig) -
     return request
 
 
-def schedule(step: int, entries: Sequence[Request], num_tokens: Sequence[int], sampling: Iterable[Request]) -> None:
+def schedule(step: int, entries: Iterable[Request], num_tokens: Iterable[int], samples: Iterable[bool]) -> None:
     """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
-    for request, n in zip(entries, num_tokens, strict=True):
+    for request, n, sampling in zip(entries, num_tokens, samples, strict=True):
         request.num_computed_tokens += n
         request.num_in_flight_tokens += n
-    for request in sampling:
-        request.num_output_placeholders += 1
-        request.num_sampling_in_flight += 1
-        request.last_sampling_step = step
+        if sampling:
+            request.num_output_placeholders += 1
+            request.num_sampling_in_flight += 1
+            request.last_sampling_step = step
 
 
 def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> None:
@@ -199,19 +199,19 @@ def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> No
             request.drafts = []
 
 
-def settle_current(entries: Sequence[Request], num_tokens: Iterable[int], sampling: Iterable[Request]) -> None:
-    """Count entries of the current epoch that came back."""
-    for request, n in zip(entries, num_tokens, strict=True):
+def settle_current(entries: Iterable[Request], num_tokens: Iterable[int], counts: Iterable[int]) -> None:
+    """Count entries of the current epoch that came back, with as many tokens as `counts` says: one, or none of a chunk."""
+    for request, n, count in zip(entries, num_tokens, counts, strict=True):
         request.num_in_flight_tokens -= n
         assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
-    for request in sampling:
-        request.num_output_placeholders -= 1
-        request.num_sampling_in_flight -= 1
-        assert request.num_output_placeholders >= 0, request.request_id
+        if count:
+            request.num_output_placeholders -= 1
+            request.num_sampling_in_flight -= 1
+            assert request.num_output_placeholders >= 0, request.request_id
 
 
 def settle_drafts(
-    entries: Sequence[Request], num_tokens: Iterable[int], num_drafts: Iterable[int], counts: Iterable[int]
+    entries: Iterable[Request], num_tokens: Iterable[int], num_drafts: Iterable[int], counts: Iterable[int]
 ) -> None:
     """As `settle_current`, with drafts: what was rejected, or cut off by a stop, was not computed after all.
 

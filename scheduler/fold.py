@@ -8,6 +8,7 @@ or a damaged journal, and both must stop here.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any
 
 from refold.journal.events import (
@@ -171,13 +172,16 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
             evicted += _allocate(state, entries[entry], block_ids)
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
-    _enter_window(state, step, event, 0, num_running)
+    for entry in [i for i, r in enumerate(entries[:num_running]) if len(r.block_hashes) > r.num_published_blocks]:
+        _publish_known(state, step, event, entry)
     for admission in event.admissions:
         entry = admission.entry
         _admit(state, entries[entry], admission)
-        evicted += _allocate(state, entries[entry], allocations.get(entry, []))
-        _enter_window(state, step, event, entry, entry + 1)
+        if entry in allocations:
+            evicted += _allocate(state, entries[entry], allocations[entry])
+        _publish_known(state, step, event, entry)
     assert evicted == event.evicted_block_ids, (evicted, event.evicted_block_ids)
+    _enter_window(state, step, event)
     for item in event.encoder_inputs:
         _hold_media(state, step, entries[item.entry], item)
 
@@ -202,23 +206,14 @@ def _let_go_media(state: State, request: Request, frontier: int | None = None) -
             encoder.stop_using(state.encoder, media.digest, request.handle)
 
 
-def _enter_window(state: State, step: InFlightStep, event: StepScheduled, start: int, stop: int) -> None:
-    """Count the entries start..stop-1 as scheduled, and publish the blocks that they fill."""
-    entries, num_tokens = step.requests, event.num_tokens
-    firsts, chunks, block_size = event.first_positions, step.chunk_entries, state.pool.block_size
-    if (start, stop) != (0, len(entries)):
-        entries, num_tokens, firsts = entries[start:stop], num_tokens[start:stop], firsts[start:stop]
-    assert firsts == [r.num_computed_tokens for r in entries], event.step
-    sampling = [r for i, r in enumerate(entries, start) if i not in chunks] if chunks else entries
-    requests.schedule(step.step, entries, num_tokens, sampling)
-    if step.num_drafts:
-        requests.schedule_drafts(entries, step.num_drafts[start:stop])
-    elif state.config.speculation != "off":
-        requests.schedule_drafts(entries, [0] * len(entries))
-    if state.config.enable_prefix_caching:
-        for request in [r for r in entries if len(r.block_hashes) > r.num_published_blocks]:
-            if request.num_computed_tokens // block_size > request.num_published_blocks:
-                _publish_known(state, step, request)
+def _enter_window(state: State, step: InFlightStep, event: StepScheduled) -> None:
+    """Count the entries as scheduled."""
+    entries, chunks = step.requests, step.chunk_entries
+    assert event.first_positions == [r.num_computed_tokens for r in entries], event.step
+    samples = [entry not in chunks for entry in range(len(entries))] if chunks else repeat(True, len(entries))
+    requests.schedule(step.step, entries, event.num_tokens, samples)
+    if step.num_drafts or state.config.speculation != "off":
+        requests.schedule_drafts(entries, step.num_drafts or repeat(0, len(entries)))
 
 
 def _allocate(state: State, request: Request, block_ids: list[int]) -> list[int]:
@@ -241,11 +236,14 @@ def _admit(state: State, request: Request, admission: Admission) -> None:
     request.num_computed_tokens = len(admission.hit_block_ids) * state.pool.block_size
 
 
-def _publish_known(state: State, step: InFlightStep, request: Request) -> None:
-    """Publish what `step` fills with tokens that are known already."""
-    full = request.num_computed_tokens // state.pool.block_size
-    known = min(full, len(request.block_hashes))
+def _publish_known(state: State, step: InFlightStep, event: StepScheduled, entry: int) -> None:
+    """Publish what an entry of `step` fills with tokens that are known already."""
+    request = step.requests[entry]
+    full = (event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size
     assert len(request.block_ids) >= full, (request.request_id, len(request.block_ids), full)
+    known = min(full, len(request.block_hashes))
+    if known <= request.num_published_blocks:
+        return
     for i in range(request.num_published_blocks, known):
         blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], step.step)
         step.written.append(request.block_ids[i])
@@ -288,11 +286,11 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
     assert event.first_output_indices == [
         len(r.tokens) - r.num_prompt_tokens + r.num_earlier_outputs for r in entries
     ], event.step
+    counts = event.counts or repeat(1, len(entries))
     if num_drafts:
-        requests.settle_drafts(entries, num_tokens, num_drafts, event.counts or [1] * len(entries))
+        requests.settle_drafts(entries, num_tokens, num_drafts, counts)
     else:
-        sampling = [r for r, count in zip(entries, event.counts, strict=True) if count] if event.counts else entries
-        requests.settle_current(entries, num_tokens, sampling)
+        requests.settle_current(entries, num_tokens, counts)
     if event.counts:
         step.filled = requests.append_runs(entries, event.counts, event.token_ids, _hashed_block_size(state))
     else:

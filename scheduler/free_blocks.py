@@ -47,10 +47,11 @@ class FreeBlocks:
             return [self._next() for _ in range(count)]
         taken = list(islice(self._blank, count))
         if len(taken) < count:
+            shared, evicted = self._shared, self.evicted
             for block in self._cached:
-                if block in self._shared:
+                if block in shared:
                     continue
-                self.evicted[block] = None
+                evicted[block] = None
                 taken.append(block)
                 if len(taken) == count:
                     break

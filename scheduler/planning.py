@@ -14,9 +14,10 @@ Without drafts a placeholder is a token that will come; with them, a request tha
 """
 
 from refold.journal.events import Admission, Event
-from refold.projections.requests import WAITING, Request
+from refold.projections.requests import Request
 from refold.scheduler import prefix_cache, shaping
 from refold.scheduler.free_blocks import Hit
+from refold.scheduler.room import fits, make_room, needed_blocks
 from refold.scheduler.scratch import Plan
 from refold.scheduler.state import State
 
@@ -37,27 +38,29 @@ def plan_step(state: State) -> list[Event]:
 def _plan_running(plan: Plan) -> None:
     block_size, free, special, num_drafts = plan.block_size, plan.free, plan.is_special, plan.num_drafts
     handles, num_tokens, first_positions = plan.handles, plan.num_tokens, plan.first_positions
+    budget = plan.token_budget
     for index, request in enumerate(plan.state.queues.running):
-        if index >= plan.num_running or not plan.token_budget:
-            return
+        if index >= plan.num_running or not budget:
+            break
         end, first = len(request.tokens) + request.num_output_placeholders, request.num_computed_tokens
         if end >= request.max_total_tokens:
             continue
         n = wanted = end - first
         shape = None
         if wanted != 1 or special or request.grammar or request.media or request.drafts:
+            plan.token_budget = budget
             shape = shaping.running(plan, request, wanted)
             n = shape.num_tokens
             if n == 0:
                 continue
         elif num_drafts:
             n += num_drafts
-            if n > plan.token_budget or end + n > request.max_total_tokens:
-                n = max(min(n, plan.token_budget, request.max_total_tokens - end), 1)
+            if n > budget or end + n > request.max_total_tokens:
+                n = max(min(n, budget, request.max_total_tokens - end), 1)
         new_block_ids: list[int] = []
-        missing = -(-(first + n) // block_size) - len(request.block_ids)
-        if missing > 0:
-            if not _make_room(plan, request, missing):
+        if first + n > len(request.block_ids) * block_size:
+            missing = -(-(first + n) // block_size) - len(request.block_ids)
+            if not make_room(plan, request, missing):
                 continue
             new_block_ids = free.take(missing)
             plan.allocate(new_block_ids)
@@ -68,32 +71,11 @@ def _plan_running(plan: Plan) -> None:
         handles.append(request.handle)
         num_tokens.append(n)
         first_positions.append(first)
-        plan.token_budget -= n
+        budget -= n
         published = request.num_published_blocks
         if len(request.block_hashes) > published < (first + n) // block_size:
             prefix_cache.promise(plan, request, request.block_ids + new_block_ids, published, (first + n) // block_size)
-
-
-def _make_room(plan: Plan, request: Request, missing: int) -> bool:
-    """Free `missing` blocks for a running request, at the cost of those who come later.
-
-    False if the request can't be scheduled now: it waits for blocks behind a fence, or was preempted itself. Whoever
-    waits for a fence keeps later requests from taking what it waits for. A fenced victim is no reason for one more.
-    """
-    running = plan.state.queues.running
-    if plan.starved:
-        return False
-    while plan.free.num_free < missing:
-        if plan.free.num_free + plan.free.num_fenced >= missing:
-            plan.starved = True
-            return False
-        if plan.reclaim_session(request, missing):
-            continue
-        victim = running[plan.num_running - 1]
-        plan.preempt(victim, request, missing)
-        if victim is request:
-            return False
-    return True
+    plan.token_budget = budget
 
 
 def _plan_waiting(plan: Plan) -> None:
@@ -101,25 +83,14 @@ def _plan_waiting(plan: Plan) -> None:
     for request in plan.state.queues.waiting:
         if not plan.token_budget or plan.num_running >= plan.state.config.max_num_seqs:
             return
-        if _passed_over(plan, request, held_back):
+        if shaping.passed_over(plan, request, held_back):
             continue
         hit = prefix_cache.prefix_hit(plan, request)
-        while not _fits(plan, hit, needed := _needed_blocks(plan, request, hit)):
+        while not fits(plan, hit, needed := needed_blocks(plan, request, hit)):
             if plan.starved or not plan.reclaim_session(request, needed):
                 return
             hit = prefix_cache.prefix_hit(plan, request)
         _admit(plan, request, hit)
-
-
-def _passed_over(plan: Plan, request: Request, held_back: bool) -> bool:
-    """Whether others may go before a waiting request in this step."""
-    never_ran = request.status is WAITING and request.num_earlier_outputs == 0 and not request.block_ids
-    return (
-        request.num_deliverable_stale_tokens > 0
-        or request.waits_for_grammar
-        or request.handle in plan.reclaimed
-        or (held_back and never_ran)
-    )
 
 
 def _admit(plan: Plan, request: Request, hit: Hit) -> None:
@@ -142,22 +113,3 @@ def _admit(plan: Plan, request: Request, hit: Hit) -> None:
     plan.token_budget -= n
     plan.num_running += 1
     prefix_cache.promise(plan, request, held + new_block_ids, first // plan.block_size, (first + n) // plan.block_size)
-
-
-def _needed_blocks(plan: Plan, request: Request, hit: Hit) -> int:
-    """What must be free for a waiting request to come in: for its known tokens (or its first chunk), and the watermark."""
-    config, block_size = plan.state.config, plan.block_size
-    held = request.block_ids or hit.block_ids
-    first = request.num_computed_tokens if request.block_ids else len(held) * block_size
-    n = len(request.tokens) - first
-    if not config.admit_full_sequence:
-        n = shaping.capped(n, config, plan.token_budget)
-    missing = -(-(first + n) // block_size) - len(held)
-    return max(missing, 0) + (config.watermark_blocks if plan.num_running else 0)
-
-
-def _fits(plan: Plan, hit: Hit, needed: int) -> bool:
-    """Whether `needed` blocks are free beside the hit. Those behind a fence are as good as free: nobody else gives way."""
-    room = plan.free.num_free - len(hit.idle)
-    plan.starved = room < needed <= room + plan.free.num_fenced
-    return needed <= room

@@ -4,7 +4,8 @@ A block may be shared if it holds the request's next hash: published, or promise
 it (the worker writes a step's keys and values before it reads them). Not if this plan gives it away, nor behind a fence.
 """
 
-from itertools import repeat
+from bisect import bisect_left
+from itertools import repeat, takewhile
 
 from refold.projections.requests import Request
 from refold.scheduler.free_blocks import NO_HIT, Hit
@@ -28,15 +29,20 @@ def _known_prefix(plan: Plan, request: Request) -> list[int]:
     """The blocks with the request's hashes, in the pool or promised by this plan, up to the first that isn't there."""
     by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
     hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
-    known = list(map(by_hash.get, hashes, repeat(-1)))
-    if -1 in known:
-        del known[known.index(-1) :]
-        for content_hash in hashes[len(known) :] if promised else ():
-            block = by_hash.get(content_hash, promised.get(content_hash))
-            if block is None:
-                break
-            known.append(block)
+    known = plan.known_blocks[: _num_common(plan.known_hashes, hashes)]
+    known += takewhile(_is_block, map(by_hash.get, hashes[len(known) :], repeat(-1)))
+    for content_hash in hashes[len(known) :] if promised else ():
+        block = by_hash.get(content_hash, promised.get(content_hash))
+        if block is None:
+            break
+        known.append(block)
+    plan.known_hashes, plan.known_blocks = hashes, known
     return known
+
+
+def _num_common(hashes: list[bytes], others: list[bytes]) -> int:
+    """How long a prefix two chains share. A hash covers its parents: where two are equal, so are all before them."""
+    return bisect_left(range(min(len(hashes), len(others))), True, key=lambda i: hashes[i] != others[i])
 
 
 def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:

@@ -53,6 +53,8 @@ class Plan:
         "handles",
         "hashes",
         "is_special",
+        "known_blocks",
+        "known_hashes",
         "num_drafts",
         "num_running",
         "num_tokens",
@@ -85,7 +87,9 @@ class Plan:
         self.encoder_inputs: list[EncoderInput] = []
         self.admissions: list[Admission] = []
         self.allocations: list[BlockAllocation] = []
-        self.hashes: dict[bytes, int] = {}
+        self.hashes: dict[bytes, int] = {}  # promised: what this step is about to fill
+        self.known_hashes: list[bytes] = []  # of the last look-up, and what it found: the next one often begins alike
+        self.known_blocks: list[int] = []
 
     def note_shape(self, n: int, shape: Shape) -> None:
         """Say what the entry that is added next is."""

@@ -6,7 +6,7 @@ before the places that it fills) and with grammars (a constrained token needs al
 """
 
 from refold.journal.events import EngineConfig
-from refold.projections.requests import Request
+from refold.projections.requests import WAITING, Request
 from refold.scheduler.drafting import prompt_lookup
 from refold.scheduler.scratch import Plan, Shape
 
@@ -28,6 +28,17 @@ def running(plan: Plan, request: Request, wanted: int) -> Shape:
 def waiting(plan: Plan, request: Request, first: int) -> Shape:
     """The shape of a request that comes in and computes from `first` on."""
     return _prefill(plan, request, first, len(request.tokens) - first)
+
+
+def passed_over(plan: Plan, request: Request, held_back: bool) -> bool:
+    """Whether others may go before a waiting request in this step."""
+    never_ran = request.status is WAITING and request.num_earlier_outputs == 0 and not request.block_ids
+    return (
+        request.num_deliverable_stale_tokens > 0
+        or request.waits_for_grammar
+        or request.handle in plan.reclaimed
+        or (held_back and never_ran)
+    )
 
 
 def capped(wanted: int, config: EngineConfig, token_budget: int) -> int:

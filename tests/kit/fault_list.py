@@ -106,13 +106,13 @@ EPOCHS = (
     _fault(
         "resume_before_drain",
         "A preempted request comes back while its deliverable stale output is still in flight.",
-        (_PLAN + "_passed_over", _RESUME_GATE, "False"),
+        ("scheduler.shaping:passed_over", _RESUME_GATE, "False"),
         (_FOLD + "_admit", "assert request.num_deliverable_stale_tokens == 0", "assert True"),
     ),
     _fault(
         "resume_before_drain_half",
         "The same, in the plan only: the applier is still right.",
-        (_PLAN + "_passed_over", _RESUME_GATE, "False"),
+        ("scheduler.shaping:passed_over", _RESUME_GATE, "False"),
     ),
     _fault(
         "reset_delivers",
@@ -236,15 +236,15 @@ BLOCKS = (
     _fault(
         "fenced_victim_counts_for_nothing",
         "Blocks behind a fence are no reason to wait: one more request gives way.",
-        (_PLAN + "_make_room", "if plan.free.num_free + plan.free.num_fenced >= missing:", "if False:"),
+        ("scheduler.room:make_room", "if plan.free.num_free + plan.free.num_fenced >= missing:", "if False:"),
     ),
     _fault(
         "published_at_schedule",
         "A block is published as soon as one of its places is scheduled, not when all are.",
         (
             _FOLD + "_publish_known",
-            "full = request.num_computed_tokens // state.pool.block_size",
-            "full = -(-request.num_computed_tokens // state.pool.block_size)",
+            "full = (event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size",
+            "full = -(-(event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size)",
         ),
     ),
     _fault(
@@ -418,12 +418,12 @@ PLANNING = (
     _fault(
         "watermark_ignored",
         "The last free blocks go to a newcomer.",
-        (_PLAN + "_needed_blocks", "config.watermark_blocks if plan.num_running else 0", "0"),
+        ("scheduler.room:needed_blocks", "config.watermark_blocks if plan.num_running else 0", "0"),
     ),
     _fault(
         "full_fit_ignored",
         "A request comes in that has room for its first chunk only.",
-        (_PLAN + "_needed_blocks", "if not config.admit_full_sequence:", "if True:"),
+        ("scheduler.room:needed_blocks", "if not config.admit_full_sequence:", "if True:"),
     ),
     _fault(
         "admission_after_preemption",
@@ -448,7 +448,7 @@ PLANNING = (
     _fault(
         "pause_of_new_ignored",
         "A newcomer comes in while only those who ran may.",
-        (_PLAN + "_passed_over", "or (held_back and never_ran)", ""),
+        ("scheduler.shaping:passed_over", "or (held_back and never_ran)", ""),
     ),
     _fault(
         "drain_admits",
@@ -458,7 +458,7 @@ PLANNING = (
     _fault(
         "grammar_gate_ignored",
         "A request runs before its grammar is compiled.",
-        (_PLAN + "_passed_over", "or request.waits_for_grammar", ""),
+        ("scheduler.shaping:passed_over", "or request.waits_for_grammar", ""),
     ),
     _fault(
         "grammar_runs_ahead",
@@ -477,8 +477,8 @@ PLANNING = (
         (_PLAN + "_plan_running", "or end + n > request.max_total_tokens:", ":"),
         (
             _PLAN + "_plan_running",
-            "min(n, plan.token_budget, request.max_total_tokens - end)",
-            "min(n, plan.token_budget)",
+            "min(n, budget, request.max_total_tokens - end)",
+            "min(n, budget)",
         ),
     ),
     _fault(
@@ -490,7 +490,7 @@ PLANNING = (
         "decided_by_address",
         "A decision depends on where an object lies in memory.",
         (
-            _PLAN + "_needed_blocks",
+            "scheduler.room:needed_blocks",
             "config, block_size =",
             "if (id(object()) >> 4) % 2 and plan.num_running: return 1 << 30\n    config, block_size =",
         ),
@@ -521,7 +521,7 @@ POLICIES = (
         "victim_by_age",
         "The youngest gives way, whatever its priority.",
         (
-            _PLAN + "_make_room",
+            "scheduler.room:make_room",
             "victim = running[plan.num_running - 1]",
             "victim = max(running[: plan.num_running], key=lambda r: r.handle)",
         ),
@@ -529,7 +529,7 @@ POLICIES = (
     _fault(
         "victim_from_the_front",
         "The first in the order gives way.",
-        (_PLAN + "_make_room", "victim = running[plan.num_running - 1]", "victim = running[0]"),
+        ("scheduler.room:make_room", "victim = running[plan.num_running - 1]", "victim = running[0]"),
     ),
     _fault(
         "newcomer_at_the_end",
