@@ -100,8 +100,9 @@ check: test lint typecheck imports migrations-check package-check  ## all of the
 
 # --- long runs ------------------------------------------------------------------------------------------------------
 
-bench: $(VENV)/.stamp-run  ## microseconds per decode step, folds per second
+bench: $(VENV)/.stamp-dev  ## microseconds per decode step, folds per second; the journal beside raw writes
 	@$(BIN)/python benchmarks/step.py
+	@$(BIN)/python -m benchmarks.journal
 
 simulate: $(VENV)/.stamp-dev  ## SEEDS random histories on the simulated worker, every law checked after every event
 	@$(BIN)/python -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS) $(SIMARGS)

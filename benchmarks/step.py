@@ -42,6 +42,13 @@ def _engine_config(num_requests: int) -> EngineConfig:
     )
 
 
+def _token(handle: int, step: int) -> int:
+    """A token that no compression can guess from the others, as text's are not worse than this."""
+    mixed = (handle * 0x9E3779B1 ^ step * 0x85EBCA77) & 0xFFFFFFFF
+    mixed = (mixed ^ mixed >> 15) * 0xC2B2AE3D & 0xFFFFFFFF
+    return 1000 + (mixed >> 9) % 40_000
+
+
 class Loop:
     """The engine's turn without its shell: decide, append, fold."""
 
@@ -69,7 +76,7 @@ class Loop:
         chunks, by_handle = set(step.chunk_entries), self.state.requests.by_handle
         counts = [int(entry not in chunks) for entry in range(len(step.handles))]
         positions = [len(by_handle[h].tokens) if c else -1 for h, c in zip(step.handles, counts, strict=True)]
-        tokens = [1000 + (h * 31 + step.step) % 40_000 for h, c in zip(step.handles, counts, strict=True) if c]
+        tokens = [_token(h, step.step) for h, c in zip(step.handles, counts, strict=True) if c]
         return CompleteStep(step=step.step, generation=1, counts=counts, token_ids=tokens, positions=positions)
 
 

@@ -6,6 +6,7 @@ that exists are a folder of segment files. `postgresql://USER@HOST/DATABASE` is 
 refused here, before any driver is imported.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -45,7 +46,7 @@ def locate(url: str) -> Location:
     if "://" in url or url.startswith(("sqlite:", "segments:")):
         raise JournalError(f"{shown(url)!r} names no journal store: {_USE}")
     path = _path(url, url)
-    return Location("segments" if url.endswith("/") or path.is_dir() else "sqlite", path, url)
+    return Location("segments" if url.endswith("/") or os.path.isdir(path) else "sqlite", path, url)  # noqa: PTH112 - it raises nothing
 
 
 def sqlite_path(url: str) -> Path:

@@ -180,6 +180,10 @@ class TestFilesThatAreNotJournals:
         assert {error.kind for error in self.opened(path)} == {"foreign"}
 
     def test_a_folder(self, tmp_path):
+        for way in (open_reader, open_store):
+            with pytest.raises(NotFound, match="no journal at"):
+                way(str(tmp_path))
+        (tmp_path / "letter.txt").write_text("Dear reader")
         assert {error.kind for error in self.opened(tmp_path)} == {"foreign"}
 
     def test_a_device(self):

@@ -123,7 +123,7 @@ def _small_file_system(driver: Driver, folder: Path, tally: Tally) -> None:
         return
     try:
         ballast = folder / "ballast"
-        ballast.write_bytes(bytes(200_000))
+        ballast.write_bytes(bytes(260_000))
         place = driver.fresh(folder / "journal")
         acknowledged = _fill(place)
         judge(tally, place, acknowledged, what="a full file system")

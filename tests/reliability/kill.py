@@ -21,6 +21,7 @@ from tests.reliability.judge import UNSEEN, Tally, judge
 from tests.reliability.shared import Shared
 
 LIVES_PER_JOURNAL = 40
+_KILLS = {"sqlite": 5000, "segments": 5000, "postgresql": 1000}
 _MAX_AGE_S = 0.03
 _MAX_WORK_S = 0.012
 
@@ -117,4 +118,4 @@ def run(driver: Driver, cycles: int, seed: int) -> Tally:
 
 
 def campaign(driver: Driver, scale: float, seed: int) -> Tally:
-    return run(driver, max(int(10_000 * scale), 1), seed)
+    return run(driver, max(int(_KILLS[driver.name] * scale), 1), seed)
