@@ -143,6 +143,10 @@ MEANINGS = {
     "start": "position of its first place in the prompt",
     "tenant": "whose share it counts against, under the policy `fair_share`",
     "tenant_weights": "shares by tenant; 1 for those not named",
+    "positions": "the records that lost some of their content",
+    "content_hashes": "SHA-256 of what is left of each record's content, in hexadecimal; empty where nothing is",
+    "ContentRedacted.handles": "the requests whose tokens were erased",
+    "ContentRedacted.reason": "who asked, and why",
     "time_ns": "when, wall clock, nanoseconds since 1970",
 }
 

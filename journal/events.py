@@ -342,6 +342,20 @@ class EngineResumed(Event, frozen=True, tag=True):
     """Scheduling goes on."""
 
 
+class ContentRedacted(Event, frozen=True, tag=True):
+    """What was said to these finished requests, and by them, was erased on someone's order.
+
+    Columns, one place per record that lost some of its content: `positions`, and `content_hashes`, the SHA-256 of what is left
+    of it. What the state had learned of the erased tokens goes as well: of the cached blocks, only those that live requests
+    share stay known. Digests that were recorded of states with erased tokens in them are erased too.
+    """
+
+    handles: list[int]
+    positions: list[int]
+    content_hashes: list[str]
+    reason: str = ""
+
+
 class StateDigest(Event, frozen=True, tag=True):
     """What the folded state hashed to just before this event. Replay checks itself against it (law L11)."""
 
@@ -368,6 +382,7 @@ AnyEvent = (
     | CacheReset
     | EnginePaused
     | EngineResumed
+    | ContentRedacted
     | StateDigest
 )
 EVENT_TYPES: tuple[type[Event], ...] = AnyEvent.__args__

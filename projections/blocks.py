@@ -15,7 +15,7 @@ same content stays blank.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class BlockPool:
@@ -129,6 +129,39 @@ def forget_content(pool: BlockPool) -> None:
     pool.hashes = [None] * pool.num_blocks
     pool.block_by_hash.clear()
     pool.provisional.clear()
+
+
+def forget_unshared(pool: BlockPool, shared: Mapping[int, bytes], provisional: dict[int, int]) -> None:
+    """Know the content of `shared` blocks only (block -> hash), and free blocks in an order that tells nothing of the past."""
+    assert all(pool.ref_counts[block] > 1 for block in shared), shared
+    pool.hashes = [shared.get(block) for block in range(pool.num_blocks)]
+    pool.block_by_hash = {content_hash: block for block, content_hash in shared.items()}
+    assert len(pool.block_by_hash) == len(shared), shared
+    pool.provisional = provisional
+    free = sorted((*pool.free_blank, *pool.free_cached), reverse=True)
+    pool.free_blank = OrderedDict.fromkeys(free)
+    pool.free_cached = OrderedDict()
+
+
+def believe(pool: BlockPool, block: int, content_hash: bytes) -> None:
+    """Take the journal's word for what a block holds: tokens were erased, and what followed from them can't be told."""
+    known = pool.hashes[block]
+    if known == content_hash:
+        return
+    other = pool.block_by_hash.get(content_hash)
+    if other is not None:
+        pool.hashes[other] = None
+        pool.provisional.pop(other, None)
+        if other in pool.free_cached:
+            del pool.free_cached[other]
+            pool.free_blank[other] = None
+    if known is not None:
+        del pool.block_by_hash[known]
+    pool.hashes[block] = content_hash
+    pool.block_by_hash[content_hash] = block
+    if block in pool.free_blank:
+        del pool.free_blank[block]
+        pool.free_cached[block] = None
 
 
 def _lift_fences(pool: BlockPool, step: int) -> None:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from refold.journal.events import (
+    ContentRedacted,
     Event,
     FinishReason,
     OutputDelivered,
@@ -43,12 +44,13 @@ class Output:
     """What is durable of one request. Written by the outbox only; `finish_reason` is set last.
 
     Of a session, `num_turns` counts the inputs that it got, and `turn_ends` are the ends of those that are over; the last turn
-    of a session that is closed meanwhile ends with the request, and isn't among them.
+    of a session that is closed meanwhile ends with the request, and isn't among them. `is_redacted`: its tokens were erased.
     """
 
     __slots__ = (
         "finish_reason",
         "handle",
+        "is_redacted",
         "is_session",
         "message",
         "num_prompt_tokens",
@@ -68,6 +70,7 @@ class Output:
         self.message = ""
         self.finish_reason: FinishReason | None = None
         self.is_session = event.resumable
+        self.is_redacted = False
         self.num_turns = 1
         self.turn_ends: list[TurnEnd] = []
 
@@ -171,6 +174,14 @@ class Outbox:
             self._forget(self._finished.popleft())
         return [output]
 
+    def _redacted(self, event: ContentRedacted) -> list[Output]:
+        outputs = [self.by_handle[handle] for handle in event.handles if handle in self.by_handle]
+        for output in outputs:
+            assert output.finish_reason is not None, f"{output.request_id!r} is redacted before its end"
+            output.is_redacted = True
+            output.token_ids = []
+        return outputs
+
     def _forget(self, output: Output) -> None:
         del self.by_handle[output.handle]
         if self.by_id.get(output.request_id) is output:
@@ -184,4 +195,5 @@ _OBSERVERS: dict[type[Event], Callable[[Outbox, Any], list[Output]]] = {
     SessionExtended: Outbox._session_extended,  # noqa: SLF001
     SessionTurnEnded: Outbox._turn_ended,  # noqa: SLF001
     RequestFinished: Outbox._request_finished,  # noqa: SLF001
+    ContentRedacted: Outbox._redacted,  # noqa: SLF001
 }

@@ -133,6 +133,15 @@ class CompleteStep(Command, frozen=True):
     time_ns: int = 0
 
 
+class RedactContent(Command, frozen=True):
+    """Say that the tokens of finished requests were erased, see `ContentRedacted`. Rejected while one of them is not over."""
+
+    handles: list[int]
+    positions: list[int]
+    content_hashes: list[str]
+    reason: str = ""
+
+
 class ResetCache(Command, frozen=True):
     """Forget every cached block. With `reset_running`, preempt what runs first; without, Rejected if anything runs."""
 

@@ -38,6 +38,7 @@ from refold.scheduler.commands import (
     ProposeDrafts,
     ReadyGrammar,
     RecordDigest,
+    RedactContent,
     ResetCache,
     ResumeEngine,
     ScheduleStep,
@@ -47,6 +48,7 @@ from refold.scheduler.commands import (
 from refold.scheduler.completion import complete_step
 from refold.scheduler.planning import plan_step
 from refold.scheduler.recovery import close_engine, lose_worker, open_engine, start_worker
+from refold.scheduler.redaction import redact_content
 from refold.scheduler.scratch import preemption
 from refold.scheduler.sessions import close_session, expire_sessions, extend_session
 from refold.scheduler.state import State, digest
@@ -144,4 +146,5 @@ DECISIONS: dict[type[Command], Callable[[State, Any], list[Event]]] = {
     PauseEngine: _pause_engine,
     ResumeEngine: _resume_engine,
     RecordDigest: _record_digest,
+    RedactContent: redact_content,
 }

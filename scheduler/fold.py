@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any
 
+from refold.journal.content import is_placeholder
 from refold.journal.events import (
     Admission,
     CacheReset,
+    ContentRedacted,
     DraftsProposed,
     EncoderInput,
     EngineClosed,
@@ -40,6 +42,7 @@ from refold.projections import blocks, encoder, queues, requests, steps
 from refold.projections.encoder import EncoderCache
 from refold.projections.requests import IDLE, PREEMPTED, RUNNING, Request
 from refold.projections.steps import InFlightStep
+from refold.scheduler.redaction import content_redacted
 from refold.scheduler.state import State
 
 
@@ -112,6 +115,8 @@ def _start_over(state: State, request: Request) -> None:
 
 def _request_submitted(state: State, event: RequestSubmitted) -> None:
     request = requests.submit(state.requests, event, state.config)
+    if is_placeholder(event.prompt_token_ids[0]):
+        state.unknown.add(event.handle)
     queues.arrive(state.queues, request, state.config, state.requests.next_handle - 1)
     queues.forget_past(state.queues)
 
@@ -180,7 +185,7 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
         if entry in allocations:
             evicted += _allocate(state, entries[entry], allocations[entry])
         _publish_known(state, step, event, entry)
-    assert evicted == event.evicted_block_ids, (evicted, event.evicted_block_ids)
+    assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
     _enter_window(state, step, event)
     for item in event.encoder_inputs:
         _hold_media(state, step, entries[item.entry], item)
@@ -230,6 +235,10 @@ def _admit(state: State, request: Request, admission: Admission) -> None:
     if request.block_ids:
         assert not admission.hit_block_ids, request.request_id
         return
+    for block, content_hash in (
+        zip(admission.hit_block_ids, request.block_hashes, strict=False) if state.unknown else ()
+    ):
+        blocks.believe(state.pool, block, content_hash)
     blocks.share(state.pool, admission.hit_block_ids)
     request.block_ids = list(admission.hit_block_ids)
     request.num_published_blocks = len(admission.hit_block_ids)
@@ -385,5 +394,6 @@ APPLIERS: dict[type[Event], Callable[[State, Any], None]] = {
     CacheReset: _cache_reset,
     EnginePaused: _engine_paused,
     EngineResumed: _engine_resumed,
+    ContentRedacted: content_redacted,
     StateDigest: _says_nothing_new,
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 from refold.journal.events import (
     CacheReset,
+    ContentRedacted,
     EngineOpened,
     Event,
     OutputDelivered,
@@ -29,6 +30,7 @@ from refold.journal.events import (
 )
 from refold.projections.requests import Request, block_hash, media_identity, root_hash
 from refold.scheduler.laws import broken, check_state
+from refold.scheduler.redaction import owners_of_known
 from refold.scheduler.state import State, digest
 
 
@@ -95,10 +97,13 @@ class LawBook:
 
     `observe(state, event)` is called after `event` was folded into `state`; it is `follow` and `check` in one. Each event
     must be followed; whoever can't afford every check may check now and then. `num_checks` counts checks.
+
+    Where tokens were erased, L4 isn't judged until the record that says so; `num_erased_digests` counts where L11 isn't.
     """
 
     def __init__(self) -> None:
         self.num_checks = 0
+        self.num_erased_digests = 0
         self._unresolved: dict[int, list[int]] = {}
         self._writing: dict[int, set[int]] = {}
         self._next_step = 0
@@ -120,6 +125,7 @@ class LawBook:
             RequestFinished: self._ended,
             WorkerLost: self._worker_lost,
             CacheReset: self._cache_reset,
+            ContentRedacted: self._redacted,
             StateDigest: self._digested,
         }
 
@@ -151,7 +157,7 @@ class LawBook:
             InvariantViolation: a law is broken; the message names it.
         """
         self.num_checks += 1
-        if self._proved != state.pool.block_by_hash:
+        if self._proved != state.pool.block_by_hash and not state.unknown:
             self._check_published(state)
         if self._ended_since_check:
             for account in self._ended_since_check:
@@ -222,7 +228,7 @@ class LawBook:
         writing = self._writing[event.step] = set()
         for handle, n, first in zip(event.handles, event.num_tokens, event.first_positions, strict=True):
             self._write(by_handle[handle], first, first + n, size, writing, again=again)
-        for admission in event.admissions:
+        for admission in event.admissions if not state.unknown else ():
             self._check_shared(event.handles[admission.entry], admission.hit_block_ids, size)
 
     def _check_shared(self, handle: int, hit_block_ids: list[int], size: int) -> None:
@@ -359,9 +365,17 @@ class LawBook:
         self._proved_hashes.clear()
         self._identities.clear()
 
+    def _redacted(self, state: State, event: ContentRedacted) -> None:  # noqa: ARG002
+        self._proved.clear()
+        self._proved_hashes.clear()
+        self._identities.clear()
+        for block, place in owners_of_known(state).items():
+            self._content[block].handle, self._content[block].index = place
+
     def _digested(self, state: State, event: StateDigest) -> None:
         if not event.digest:
-            return  # of a schema whose fold was another
+            self.num_erased_digests += 1
+            return
         actual = digest(state)
         if actual != event.digest:
             raise broken("L11", f"recorded {event.digest[:16]}, folded {actual[:16]}")

@@ -19,7 +19,11 @@ from refold.projections.steps import InFlightStep, Window
 
 
 class State:
-    """Everything that a decision may depend on."""
+    """Everything that a decision may depend on.
+
+    `unknown` are requests whose tokens have been erased since: until the record that says so, the prefix index follows the
+    journal's word where it can't be derived. A living engine has none.
+    """
 
     __slots__ = (
         "encoder",
@@ -30,6 +34,7 @@ class State:
         "pool",
         "queues",
         "requests",
+        "unknown",
         "window",
         "worker_alive",
         "worker_generation",
@@ -47,6 +52,7 @@ class State:
         self.pool = BlockPool(0, 1)
         self.window = Window()
         self.encoder = EncoderCache(0)
+        self.unknown: set[int] = set()
 
     @property
     def config(self) -> EngineConfig:

@@ -40,6 +40,7 @@ _COLOURS = {
     "RequestFinished": "green",
     "RequestAborted": "red",
     "CacheReset": "red",
+    "ContentRedacted": "red",
 }
 
 

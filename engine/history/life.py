@@ -12,6 +12,7 @@ import msgspec
 from refold.engine.history.relations import Names, handles_of
 from refold.engine.history.words import preemption_in_words
 from refold.journal.events import (
+    ContentRedacted,
     DraftsProposed,
     EngineOpened,
     Event,
@@ -53,6 +54,7 @@ class Life(msgspec.Struct):
     priority: int
     status: str = "waiting"
     finish_reason: str | None = None
+    is_redacted: bool = False
     num_preemptions: int = 0
     num_workers_lost: int = 0
     num_stale_tokens_delivered: int = 0
@@ -246,6 +248,11 @@ class LifeStory:
             message=event.message,
         )
 
+    def _redacted(self, life: Life, event: ContentRedacted) -> None:
+        life.is_redacted = True
+        life.prompt_token_ids, life.output_token_ids = [], []
+        self._tell("redacted", reason=event.reason)
+
     def _tell(self, kind: str, **facts: object) -> None:
         assert self._record is not None
         assert self.life is not None
@@ -266,4 +273,5 @@ _TELLERS: dict[type[Event], Callable[[LifeStory, Life, Any], None]] = {
     DraftsProposed: LifeStory._drafts_proposed,  # noqa: SLF001
     RequestAborted: LifeStory._aborted,  # noqa: SLF001
     RequestFinished: LifeStory._finished,  # noqa: SLF001
+    ContentRedacted: LifeStory._redacted,  # noqa: SLF001
 }

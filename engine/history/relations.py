@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from refold.journal.events import (
+    ContentRedacted,
     DraftsProposed,
     Event,
     GrammarReady,
@@ -40,6 +41,7 @@ _HANDLES: dict[type[Event], Callable[[Any], Iterable[int]]] = {
     SessionTurnEnded: lambda e: (e.handle,),
     DraftsProposed: lambda e: (e.handle,),
     WorkerLost: lambda e: e.handles,
+    ContentRedacted: lambda e: e.handles,
 }
 
 _STEPS: dict[type[Event], Callable[[Any], Iterable[int]]] = {

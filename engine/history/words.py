@@ -10,6 +10,7 @@ from refold.engine.history.plain import count, listed, safe
 from refold.engine.history.relations import Names
 from refold.journal.events import (
     CacheReset,
+    ContentRedacted,
     DraftsProposed,
     EngineClosed,
     EngineOpened,
@@ -205,8 +206,14 @@ def _cache_reset(event: CacheReset, names: Names) -> str:  # noqa: ARG001
     return "prefix cache reset" + (", what ran was preempted first" if event.reset_running else "")
 
 
+def _content_redacted(event: ContentRedacted, names: Names) -> str:
+    who = listed([safe(names[handle]) for handle in event.handles])
+    why = f": {safe(event.reason)}" if event.reason else ""
+    return f"what {who} said and was told is erased from {count(len(event.positions), 'record')}{why}"
+
+
 def _state_digest(event: StateDigest, names: Names) -> str:  # noqa: ARG001
-    return f"state digest {safe(event.digest[:16])}"
+    return f"state digest {safe(event.digest[:16]) or 'erased: it told of erased tokens'}"
 
 
 _SENTENCES: dict[type[Event], Callable[[Any, Names], str]] = {
@@ -229,5 +236,6 @@ _SENTENCES: dict[type[Event], Callable[[Any, Names], str]] = {
     DraftsProposed: _drafts_proposed,
     EnginePaused: _engine_paused,
     EngineResumed: _engine_resumed,
+    ContentRedacted: _content_redacted,
     StateDigest: _state_digest,
 }
