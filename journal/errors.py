@@ -27,7 +27,7 @@ class JournalCorrupt(JournalError):
 
     Attributes:
         position: the first bad position.
-        kind: what is wrong there: `edited`, `missing`, `reordered`, `truncated`, `undecodable` or `foreign`.
+        kind: what is wrong there: one of `refold.journal.verify.KINDS`, or `undecodable` or `foreign`.
     """
 
     def __init__(self, message: str, *, position: int, kind: str) -> None:

@@ -1,25 +1,38 @@
-"""Is this the journal that was written? The hash chain answers, at the price of one sha256 per record.
+"""Is this the journal that was written? The hash chain answers, at the price of two sha256 per record.
 
-A record's hash covers its header, its body and the hash before it, so whatever was changed, the first record that doesn't
-follow from its predecessor marks the place. What it can't see is a tail cut off together with the stored head: only someone
-who remembers a head can, so every check here takes an expected one. It may be an old one: the stream must pass through it.
+A record's hash covers its header, its body, the digest of its content and the hash before it, so whatever was changed, the
+first record that doesn't follow from its predecessor marks the place. What it can't see is a tail cut off together with the
+stored head: only someone who remembers a head can, so every check here takes an expected one. It may be an old one: the
+stream must pass through it.
 
-The cause is named as well as the evidence allows:
-- `missing`: positions jump;
-- `reordered`: the record that belongs here is found, intact, elsewhere in the stream, or an older engine epoch follows a
-  newer one;
-- `truncated`: the stream ends before a head that is known;
-- `edited`: anything else, one flipped bit included.
+The kind of damage is named as well as the evidence allows; `KINDS` says what each means. `_diagnose` looks at the rest of
+the stream, once: what follows tells a record that was changed from one that was put in, taken out or moved.
 Whether the events make sense is another question, asked by the scheduler's laws.
 """
 
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import chain as joined
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
+from refold.journal.contents import Attestation
 from refold.journal.errors import JournalCorrupt
-from refold.journal.record import EMPTY_HEAD, Head, Record, has_whole_content, hash_after, head_after
+from refold.journal.record import EMPTY_HEAD, Head, Record, hash_after, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+
+KINDS: dict[str, str] = {
+    "edited": "the record is there, and is not what was written, one flipped bit included",
+    "deleted": "a record is gone, whether or not its place was closed up",
+    "inserted": "a record was put in that was never written; those after it follow from the one before it",
+    "reordered": "the record that belongs here lies elsewhere in the stream, or an older engine epoch follows a newer one",
+    "truncated": "the stream ends before a head that is known",
+    "torn": "the last record is there in part",
+    "erased": "the record has lost its content, and no redaction says so",
+    "restored": "the record has a content that a redaction says is gone",
+}
+_MAX_DELETED = 4096
 
 
 @runtime_checkable
@@ -35,35 +48,74 @@ class Inspected(Protocol):
         ...
 
 
-def verified(records: Iterable[Record], start_head: Head = EMPTY_HEAD, expect: Head | None = None) -> Iterator[Record]:
+class Chain:
+    """A walk along a stream that checks each record against the one before. Goes on where it stopped.
+
+    Attributes:
+        head: after the last good record.
+        contents: which contents aren't what was written; whoever has read the whole stream settles it.
+    """
+
+    def __init__(self, start_head: Head = EMPTY_HEAD, expect: Head | None = None) -> None:
+        """Begin behind `start_head`; `expect` is a head to pass through, or None."""
+        self.head = start_head
+        self.contents = Attestation(start_head.position)
+        self._before = start_head
+        self._expect = expect
+        _check_expected(start_head, expect)
+
+    def follow(self, records: Iterable[Record]) -> Iterator[Record]:
+        """The same records, each after it was checked. They begin at the head.
+
+        Raises:
+            JournalCorrupt: names the first bad position and the kind.
+        """
+        rest = iter(records)
+        for record in rest:
+            head = self.head
+            if record.position != head.position or not _follows(head, record):
+                raise _diagnose(self._before, head, record, rest)
+            if record.engine_epoch < head.engine_epoch:
+                raise _corrupt(
+                    record.position,
+                    "reordered",
+                    f"was written in engine epoch {record.engine_epoch}, after one of epoch {head.engine_epoch}",
+                )
+            self._before, self.head = head, head_after(record)
+            self.contents.observe(record)
+            _check_expected(self.head, self._expect)
+            yield record
+
+    def settle(self) -> None:
+        """The whole stream was read.
+
+        Raises:
+            JournalCorrupt: it ends too early, or has a content that nobody attests.
+        """
+        _check_reached(self.head, self._expect)
+        self.contents.settle()
+
+
+def verified(
+    records: Iterable[Record], start_head: Head = EMPTY_HEAD, expect: Head | None = None, *, is_whole: bool = True
+) -> Iterator[Record]:
     """The same records, each after it was checked to follow from the one before.
 
     Args:
         records: from position `start_head.position` on.
         start_head: what they continue: `EMPTY_HEAD`, or a head that is trusted.
         expect: a head that the stream must reach and pass through, or None. Its engine epoch doesn't matter.
+        is_whole: whether they go up to the stream's end. If not, a content that was redacted is let pass: what attests it may
+            come later.
 
     Raises:
         JournalCorrupt: names the first bad position and the kind.
     """
-    head = start_head
-    _check_expected(head, expect)
-    rest = iter(records)
-    for record in rest:
-        if record.position != head.position or not _follows(head, record):
-            raise _diagnose(head, record, rest)
-        if record.engine_epoch < head.engine_epoch:
-            raise _corrupt(
-                record.position,
-                "reordered",
-                f"was written in engine epoch {record.engine_epoch}, after one of epoch {head.engine_epoch}",
-            )
-        if not has_whole_content(record):
-            raise _corrupt(record.position, "edited", "has another content than the one that was written")
-        head = head_after(record)
-        _check_expected(head, expect)
-        yield record
-    _check_reached(head, expect)
+    chain = Chain(start_head, expect)
+    yield from chain.follow(records)
+    _check_reached(chain.head, expect)
+    if is_whole:
+        chain.settle()
 
 
 def read_verified(
@@ -79,11 +131,12 @@ def read_verified(
     if isinstance(reader, Inspected):
         reader.inspect()
     stored = reader.head(stream)
-    head = EMPTY_HEAD
-    for record in verified(reader.read(stream), expect=stored):
-        head = head_after(record)
-        _check_expected(head, expect)
+    chain = Chain(expect=stored)
+    for record in chain.follow(reader.read(stream)):
+        _check_expected(chain.head, expect)
         yield record
+    head = chain.head
+    chain.settle()
     _check_reached(head, expect)
     if head.engine_epoch > stored.engine_epoch or head.position > stored.position:
         stored = reader.head(stream)
@@ -127,18 +180,79 @@ def _check_reached(head: Head, expect: Head | None) -> None:
         )
 
 
-def _diagnose(head: Head, record: Record, rest: Iterator[Record]) -> JournalCorrupt:
-    """Why `record` isn't the one at `head`. Looks through the rest of the stream: this happens once, at the end."""
-    for other in rest:
+def _diagnose(before: Head, head: Head, record: Record, rest: Iterator[Record]) -> JournalCorrupt:
+    """Why `record` isn't the one at `head`; `before` is the head before the last good record.
+
+    Looks through the rest of the stream: this happens once, at the end.
+    """
+    at = head.position
+    if record.hash == head.hash:
+        return _corrupt(at, "inserted", "is the one before it once more")
+    if before is not head and _follows(before, record):
+        return _corrupt(before.position, "inserted", f"was never written; the one that was lies at {record.position}")
+    after = next(rest, None)
+    if gap := _num_deleted(record, after):
+        return _corrupt(at, "deleted", f"is not there, nor are {gap - 1} more" if gap > 1 else "is not there")
+    strangers, following = [record], iter(()) if after is None else joined([after], rest)
+    for other in following:
         if _follows(head, other):
-            return _corrupt(head.position, "reordered", f"lies at position {other.position}")
+            end = _end_of(head_after(other._replace(position=at)), following)
+            if end is None or record.position != at or any(_follows(end, stranger) for stranger in strangers):
+                return _corrupt(at, "reordered", f"lies at position {other.position}")
+            return _corrupt(at, "inserted", f"was never written; the one that was lies at {other.position}")
+        strangers.append(other)
+    return _named(head, record, is_last=after is None)
+
+
+def _named(head: Head, record: Record, *, is_last: bool) -> JournalCorrupt:
+    """The damage at `head`, if no other record belongs there."""
+    at = head.position
     if _follows(head, record):
-        return _corrupt(head.position, "edited", f"says that its position is {record.position}")
-    if record.position > head.position:
-        return _corrupt(head.position, "missing", f"is not there; the next is {record.position}")
-    if record.position < head.position:
-        return _corrupt(head.position, "reordered", f"has {record.position} in its place")
-    return _corrupt(head.position, "edited", "does not follow from the one before: its bytes were changed")
+        return _corrupt(at, "edited", f"says that its position is {record.position}")
+    if record.position > at:
+        return _corrupt(at, "deleted", f"is not there; the next is {record.position}")
+    if record.position < at:
+        return _corrupt(at, "reordered", f"has {record.position} in its place")
+    if is_last and _is_cut_off(record):
+        return _corrupt(at, "torn", "was written in part")
+    return _corrupt(at, "edited", "does not follow from the one before: its bytes were changed")
+
+
+def _num_deleted(record: Record, after: Record | None) -> int:
+    """How many records are missing before `record`, if the one after it follows from it under a later position."""
+    if after is None or after.position != record.position + 1:
+        return 0
+    for gap in range(_MAX_DELETED):
+        place = Head(after.position + gap, record.hash, record.engine_epoch)
+        if _follows(place, after):
+            return gap
+    return 0
+
+
+def _end_of(head: Head, rest: Iterator[Record]) -> Head | None:
+    """Where the rest of the stream leads from `head`, whatever positions it has now; None if it doesn't follow."""
+    for record in rest:
+        if not _follows(head, record):
+            return None
+        head = Head(head.position + 1, record.hash, record.engine_epoch)
+    return head
+
+
+def _is_cut_off(record: Record) -> bool:
+    """Whether body or content are the beginning of a JSON array, or end in zeros that nobody overwrote."""
+    return any(isinstance(part, bytes) and _is_beginning(part) for part in (record.body, record.content))
+
+
+def _is_beginning(text: bytes) -> bool:
+    if not text or text.endswith(b"]"):
+        return False
+    if text.endswith(b"\0"):
+        return True
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return "truncated" in str(error)
+    return False
 
 
 def _corrupt(position: int, kind: str, what: str) -> JournalCorrupt:

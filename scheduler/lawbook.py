@@ -1,11 +1,9 @@
 """The law book: laws that need a memory.
 
 It follows a journal event by event beside the fold, keeps its own account of steps, outputs and block contents, and
-compares. It shares no state with the appliers that it judges.
-
-It names a block's content by an identity of its own making, so that a hash that leaves something out is found out by the
-first request that shares what isn't its own. Which places of a block were written is a bit mask. A block is proved once, when its hash is first seen; the account of a
-request that has ended is let go at the next check.
+compares. It shares no state with the appliers that it judges. It names a block's content by an identity of its own making,
+so that a hash that leaves something out is found out by the first request that shares what isn't its own. A block is proved
+once, when its hash is first seen; the account of a request that has ended is let go at the next check.
 """
 
 import hashlib
@@ -124,7 +122,7 @@ class LawBook:
             StaleOutputConsumed: self._stale,
             RequestFinished: self._ended,
             WorkerLost: self._worker_lost,
-            CacheReset: self._cache_reset,
+            CacheReset: lambda *_: self._forget_content(),
             ContentRedacted: self._redacted,
             StateDigest: self._digested,
         }
@@ -135,9 +133,7 @@ class LawBook:
         Raises:
             InvariantViolation: a law is broken; the message names it.
         """
-        watch = self._watchers.get(type(event))
-        if watch is not None:
-            watch(state, event)
+        self.follow(state, event)
         self.check(state)
 
     def follow(self, state: State, event: Event) -> None:
@@ -356,19 +352,17 @@ class LawBook:
         self._writing.clear()
         self._forget_content()
 
-    def _cache_reset(self, state: State, event: CacheReset) -> None:  # noqa: ARG002
-        self._forget_content()
-
     def _forget_content(self) -> None:
         self._content.clear()
+        self._forget_proofs()
+
+    def _forget_proofs(self) -> None:
         self._proved.clear()
         self._proved_hashes.clear()
         self._identities.clear()
 
     def _redacted(self, state: State, event: ContentRedacted) -> None:  # noqa: ARG002
-        self._proved.clear()
-        self._proved_hashes.clear()
-        self._identities.clear()
+        self._forget_proofs()
         for block, place in owners_of_known(state).items():
             self._content[block].handle, self._content[block].index = place
 

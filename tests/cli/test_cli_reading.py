@@ -245,7 +245,7 @@ def test_verify_counts_and_prints_the_head_to_remember(journal, original):
     ("statement", "kind"),
     [
         ("UPDATE journal_records SET body = replace(body, 'req-4', 'req-5') WHERE position = 6", "edited"),
-        ("DELETE FROM journal_records WHERE position = 6", "missing"),
+        ("DELETE FROM journal_records WHERE position = 6", "deleted"),
         ("DELETE FROM journal_records WHERE position > 50", "truncated"),
     ],
 )

@@ -89,7 +89,7 @@ def test_damage_is_found_where_it_is(tmp_path):
     head = write_journal(tmp_path / "whole.db", lives)
     damages = {
         "edited": "UPDATE journal_records SET body = replace(body, 'req-2', 'req-X') WHERE position = 4",
-        "missing": "DELETE FROM journal_records WHERE position = 20",
+        "deleted": "DELETE FROM journal_records WHERE position = 20",
     }
     for kind, statement in damages.items():
         path = tmp_path / f"{kind}.db"

@@ -8,6 +8,7 @@ from refold.engine.history.words import sentence
 from refold.journal.events import (
     EVENT_TYPES,
     CacheReset,
+    ContentRedacted,
     DraftsProposed,
     EngineClosed,
     EnginePaused,
@@ -56,6 +57,7 @@ def test_every_kind_of_event_has_a_sentence():
         DraftsProposed(handle=1, token_ids=[1, 2]),
         EnginePaused(mode="drain"),
         EngineResumed(),
+        ContentRedacted(handles=[1], positions=[0, 3], content_hashes=["", "ab" * 32], reason="asked by mail"),
     )
     events |= {type(event): event for event in rare}
     assert set(events) == set(EVENT_TYPES)

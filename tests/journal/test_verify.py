@@ -110,9 +110,9 @@ def test_every_flipped_byte_of_a_row_in_the_raw_file_is_found(path, original):
 
 
 @pytest.mark.parametrize("position", range(5))
-def test_a_deleted_row_is_missing(path, position):
+def test_a_deleted_row_is_deleted(path, position):
     damage(path, f"DELETE FROM journal_records WHERE position = {position}")
-    assert found(path) == (position, "missing")
+    assert found(path) == (position, "deleted")
 
 
 def test_a_deleted_last_row_is_a_truncated_tail(path):
@@ -132,7 +132,7 @@ def test_a_deleted_row_whose_place_was_closed_up_is_found(path):
         "UPDATE journal_records SET position = position - 1 WHERE position > 2",
         "UPDATE journal_streams SET head_position = 5",
     )
-    assert found(path) == (2, "edited")
+    assert found(path) == (2, "deleted")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (1, 4), (3, 5), (0, 5)])
@@ -206,12 +206,13 @@ def test_a_fenced_engines_record_is_found_though_its_hash_is_right():
     assert (caught.value.position, caught.value.kind) == (2, "reordered")
 
 
-def test_records_that_come_in_the_wrong_order_or_twice_are_reordered():
+def test_records_that_come_in_the_wrong_order_or_twice_are_found():
     records = make_records(Head(0, EMPTY_HEAD.hash, 1), 4)
-    for order, position in (([0, 2, 1, 3], 1), ([0, 1, 1, 2], 2), ([3, 2, 1, 0], 0)):
+    kinds = (([0, 2, 1, 3], 1, "reordered"), ([0, 1, 1, 2], 2, "inserted"), ([3, 2, 1, 0], 0, "reordered"))
+    for order, position, kind in kinds:
         with pytest.raises(JournalCorrupt) as caught:
             list(verified([records[index] for index in order]))
-        assert (caught.value.position, caught.value.kind) == (position, "reordered")
+        assert (caught.value.position, caught.value.kind) == (position, kind)
 
 
 def test_verification_can_start_at_a_trusted_head(path, head):

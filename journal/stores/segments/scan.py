@@ -81,7 +81,7 @@ def walk(source: Bytes, place: Place, path: Path, start: int) -> Iterator[tuple[
         if group is None:
             raise _no_group(source, offset, position, path)
         if group.position != position:
-            kind = "missing" if group.position > position else "reordered"
+            kind = "deleted" if group.position > position else "reordered"
             raise damaged(path, position, kind, f"is not where it belongs: record {group.position} is")
         if group.end > source.limit:
             raise damaged(path, position, "truncated", f"ends at byte {group.end}, its file at {source.limit}")

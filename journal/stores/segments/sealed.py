@@ -94,7 +94,7 @@ class SealedSegment:
                 yield group, body
                 position = group.stop
             if position != stop and stop > start:
-                raise damaged(self._path, position, "missing", f"is not there; the next is {stop}")
+                raise damaged(self._path, position, "deleted", f"is not there; the next is {stop}")
 
     def close(self) -> None:
         """Close the file."""

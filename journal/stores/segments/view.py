@@ -107,7 +107,7 @@ class StreamView:
                 raise explain(error, path, "read") from error
             finally:
                 self._files.close(fd)
-        raise damaged(path, 0, "missing", "and all after it have lost the mark of their end")
+        raise damaged(path, 0, "deleted", "and all after it have lost the mark of their end")
 
     def segments(self) -> list[SegmentName]:
         """The segments, in order."""
@@ -126,7 +126,7 @@ class StreamView:
         """
         segments = [name for name in self.segments() if name.first >= marked.segment]
         if not segments or segments[0].first != marked.segment:
-            raise damaged(self.folder, marked.segment, "missing", "begins a segment that is not there")
+            raise damaged(self.folder, marked.segment, "deleted", "begins a segment that is not there")
         end = marked
         for number, name in enumerate(segments):
             if number:
@@ -156,7 +156,7 @@ class StreamView:
             return end._replace(tail=end.tail._replace(head=self.opened_index(name)))
         if end.tail.torn_bytes or end.head.position != following.first:
             path = self.folder / name.file_name
-            raise damaged(path, end.head.position, "missing", f"is not there; the next segment has {following.first}")
+            raise damaged(path, end.head.position, "deleted", f"is not there; the next segment has {following.first}")
         return end
 
     def opened_index(self, name: SegmentName) -> Head:
@@ -194,7 +194,7 @@ class StreamView:
         if not segments or segments[-1].first != end.segment:
             raise damaged(self.folder, end.segment, "truncated", "begins a segment that is not there")
         if start < segments[0].first:
-            raise damaged(self.folder, start, "missing", f"is not there; the first segment has {segments[0].first}")
+            raise damaged(self.folder, start, "deleted", f"is not there; the first segment has {segments[0].first}")
         position = start
         for number, name in enumerate(segments):
             following = segments[number + 1].first if number + 1 < len(segments) else None
@@ -207,7 +207,7 @@ class StreamView:
                         yield record
                     previous = head_after(record)
             if following is not None and position != following:
-                raise damaged(self.folder, position, "missing", f"is not there; the next segment has {following}")
+                raise damaged(self.folder, position, "deleted", f"is not there; the next segment has {following}")
 
     def _groups(self, name: SegmentName, start: int, end: End) -> Iterator[tuple[Group, bytes]]:
         """The groups of a segment, from the one that holds `start` on, up to `end`."""
