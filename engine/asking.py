@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from refold.engine.config import short
 from refold.engine.core import EngineCore
-from refold.engine.life import Life
+from refold.engine.life import Life, unredacted
 from refold.engine.messages import Ask
 from refold.engine.submissions import abort_of, check_request_id
 from refold.journal.errors import RefoldError, Rejected
@@ -54,4 +54,4 @@ async def found(life: Life, request_id: str, after: object) -> Output:
     if type(after) is not int or not -1 <= after < 2**31:
         raise Rejected(f"after is {short(after)}: give the last index seen, or -1")
     output = life.core.delivery.find(request_id)
-    return await asyncio.to_thread(life.output, request_id) if output is None else output
+    return await asyncio.to_thread(life.output, request_id) if output is None else unredacted(output)

@@ -173,6 +173,19 @@ class EngineCore:
         """Every record before this position is on disk."""
         return self._writer.durable_position
 
+    def settle(self) -> int:
+        """Wait, in the engine's thread, until all that it decided is on disk; returns the durable position.
+
+        Raises:
+            JournalError: it never will be.
+        """
+        return self._writer.flush()
+
+    @property
+    def erasure_left(self) -> str:
+        """Where the bytes of the last erasure may still be; empty if they are gone."""
+        return self._writer.erasure_left
+
     def why_stopped(self) -> RefoldError:
         """What to tell whoever asks an engine that has stopped."""
         if self.cause is not None:
@@ -228,7 +241,7 @@ class EngineCore:
         events = decide(self.state, command)
         if not events:
             return None
-        position = self._writer.append(events, time.time_ns())
+        position = self._writer.append(events, time.time_ns(), None if ask is None else ask.contents())
         try:
             fold_all(self.state, events)
             self.totals.observe_all(events)

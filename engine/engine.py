@@ -31,6 +31,7 @@ from refold.engine.messages import Ask, EngineStopped
 from refold.engine.models import MakeWorker
 from refold.engine.opening import Recovery
 from refold.engine.prompts import Prompt
+from refold.engine.redacting import Redaction, redact_live
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
 from refold.engine.streams import Completion, Delta, OnDelta, complete, follow
@@ -285,6 +286,22 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request with reason `abort`. Doesn't wait; of an id that is not live, nothing happens."""
         self._live().core.ask(abort_of(check_request_id(request_id)))
+
+    def redact(self, request_id: str, reason: str = "") -> Redaction:
+        """Erase what a finished request said and was told, from the journal and from the engine. Blocking; reads the journal.
+
+        Everything else stays provable: the hash chain, the schedule, the counters. The prefix cache is forgotten.
+
+        Args:
+            request_id: whose; all requests of that id.
+            reason: who asked, and why; recorded.
+
+        Raises:
+            NotFound: the journal has no such request.
+            Rejected: it isn't over, nothing is left of it, or the journal's store can't erase.
+            RefoldError: the engine stopped, for the reason that it carries.
+        """
+        return redact_live(self._live(), request_id, reason)
 
     def unfinished(self, *, sessions: bool = False) -> list[str]:
         """The ids of requests that have not ended, in order of admission; with `sessions`, of the sessions instead."""

@@ -112,10 +112,10 @@ def head_before(reader: JournalReader, stream: str, position: int) -> Head:
     if len(records) > 1 and records[0].position > start.position:
         start = head_after(records.pop(0))
     head = EMPTY_HEAD
-    for record in verified(records, start):
+    for record in verified(records, start, is_whole=False):
         head = head_after(record)
     if head.position != position:
-        raise JournalCorrupt(f"there is no record {position - 1}", position=position - 1, kind="missing")
+        raise JournalCorrupt(f"there is no record {position - 1}", position=position - 1, kind="deleted")
     return head
 
 

@@ -44,6 +44,7 @@ class Life:
 
         Raises:
             NotFound: there is no such request.
+            Rejected: it was redacted.
         """
         delivery = self.core.delivery
         output = delivery.find(request_id)
@@ -51,7 +52,7 @@ class Life:
             output = find_output(self.store, self.stream, request_id, self.core.durable_position)
         if output.finish_reason is None:  # found in the journal while the outbox learnt of it
             output = delivery.find(request_id) or output
-        return output
+        return unredacted(output)
 
     def end(self) -> None:
         """Finish what is in flight, close the journal in order, free everything."""
@@ -66,6 +67,19 @@ class Life:
         head = self.store.head(self.stream)
         assert head.position == self.core.durable_position, (head.position, self.core.durable_position)
         return Base(Folded(self.core.state, self.core.delivery.outbox, self.core.totals), head)
+
+
+def unredacted(output: Output) -> Output:
+    """An output that can be read.
+
+    Raises:
+        Rejected: it was redacted.
+    """
+    if output.is_redacted:
+        raise Rejected(
+            f"request {output.request_id!r} was redacted: what it said is erased; `refold request` tells the rest"
+        )
+    return output
 
 
 def begin(args: EngineArgs, given_store: JournalStore | None, given_worker: MakeWorker | None) -> Life:

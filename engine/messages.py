@@ -1,6 +1,6 @@
 """What comes into the engine's inbox, and how the engine words what went wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +22,13 @@ class EngineStopped(Rejected):
 class Ask:
     """A client's command. `make` builds it in the engine's thread; the reply comes when its record is durable.
 
-    The reply carries the output of `request_id` if one is named and known, None otherwise.
+    The reply carries the output of `request_id` if one is named and known, None otherwise. `contents` says, after `make`, which
+    contents the journal replaces with the record.
     """
 
     make: Callable[[State], Command]
     request_id: str | None = None
+    contents: Callable[[], Mapping[int, bytes | None] | None] = lambda: None
     reply: "Future[Output | None]" = field(default_factory=Future)
 
 

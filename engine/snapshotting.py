@@ -97,7 +97,8 @@ class SnapshotKeeper:
         """Fold what has become durable since the last time, and keep it."""
         folded, head = self._base or nearest(self._reader, self._stream, self._durable)
         goal = self._durable
-        for record in self._at_ease(verified(self._reader.read(self._stream, head.position, goal), head)):
+        records = verified(self._reader.read(self._stream, head.position, goal), head, is_whole=False)
+        for record in self._at_ease(records):
             fold_record(folded, record)
             head = head_after(record)
             if self._closing.is_set():

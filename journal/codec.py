@@ -6,7 +6,7 @@ through the upcasters first, one for each version (`refold.journal.upcasters`).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -65,6 +65,16 @@ def decode(record: Record) -> list[Event]:
         raise JournalCorrupt(
             f"record {record.position} holds no list of events: {error}", position=record.position, kind="undecodable"
         ) from error
+
+
+def stored_events(record: Record) -> list[Any]:
+    """The events of a record of today's schema as its body holds them, counts in the place of columns.
+
+    Raises:
+        msgspec.DecodeError: the body isn't a list of events.
+    """
+    stored: list[Any] = _BODY.decode(record.body)
+    return stored
 
 
 def columns_of(content: bytes | None) -> list[Column] | None:

@@ -108,6 +108,12 @@ def put_back(stored: Sequence[Any], columns: Sequence[Column] | None, position: 
     return events
 
 
+def has_column(stored: Any) -> bool:
+    """Whether an event, as the body holds it, has a column in the content."""
+    field = _FIELD_OF_STORED.get(type(stored))
+    return field is not None and bool(getattr(stored, field))
+
+
 class _Columns:
     """The columns of one content, handed out in order. None: the content is gone."""
 
@@ -206,6 +212,7 @@ def _restorer(stored_form: type[msgspec.Struct], event_type: type[Event], field:
 
 _STORED = {event_type: _stored_form(event_type, field) for event_type, field in TAKEN.items()}
 _RESTORE = {form: _restorer(form, event_type, TAKEN[event_type]) for event_type, form in _STORED.items()}
+_FIELD_OF_STORED = {_STORED[event_type]: field for event_type, field in TAKEN.items()}
 _FORMS = [_STORED.get(event_type, event_type) for event_type in EVENT_TYPES]
 StoredEvents: Any = GenericAlias(list, (reduce(or_, _FORMS),))
 """The type of a body: what a decoder of it needs to know."""

@@ -12,6 +12,8 @@ four things that a content can be, and three of them are damage:
 What is attested can only be known at the end of the stream: a record comes before its redaction.
 """
 
+from collections.abc import Collection
+
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
 from refold.journal.events import ContentRedacted
@@ -29,7 +31,7 @@ def left_of(content: bytes | None) -> str:
 class Attestation:
     """Follows a stream's records and remembers whose content isn't the one that was written. Feed it verified records only.
 
-    `num_redacted` counts them.
+    `redacted` are their positions.
     """
 
     __slots__ = ("_attested", "_found", "_start")
@@ -41,9 +43,9 @@ class Attestation:
         self._attested: dict[int, str] = {}
 
     @property
-    def num_redacted(self) -> int:
-        """How many records have lost content."""
-        return len(self._found)
+    def redacted(self) -> Collection[int]:
+        """The positions of records that have lost content."""
+        return self._found.keys()
 
     def observe(self, record: Record) -> None:
         """Follow one record.

@@ -4,8 +4,8 @@ A store holds streams; one engine writes one stream. `append` is atomic: all rec
 head, by the owner of the stream's highest engine epoch. When `append` returns, the records are durable.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from refold.journal.record import Head, Record
 
@@ -52,5 +52,39 @@ class JournalStore(JournalReader, Protocol):
             Fenced: the stream was opened by someone else since.
             PositionConflict: the first record does not continue the head.
             JournalError: the storage failed; `head` tells whether the records are in.
+        """
+        ...
+
+
+class Erased(NamedTuple):
+    """What an erasure has come to: the head after it, and whether the erased bytes are gone from the store's own files.
+
+    If they aren't, `left` says where they may still be and what to do about it.
+    """
+
+    head: Head
+    left: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left in the store."""
+        return not self.left
+
+
+@runtime_checkable
+class ErasingStore(JournalStore, Protocol):
+    """A store that can erase content. It's optional: without it, nothing that was said can be redacted."""
+
+    def erase_content(self, stream: str, records: Sequence[Record], contents: Mapping[int, bytes | None]) -> Erased:
+        """Append `records`, which say that content was redacted, and put `contents` in its place: all or nothing.
+
+        Args:
+            stream: open for writing here.
+            records: continue the head, as for `append`.
+            contents: what is left, by the position of records before the head; None where nothing is. Their `content_hash`
+                stays.
+
+        Raises:
+            As `append`. The store's journal is then as it was, or `head` tells that all is done.
         """
         ...

@@ -119,11 +119,16 @@ def verified(
 
 
 def read_verified(
-    reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect: Head | None = None
+    reader: JournalReader,
+    stream: str = DEFAULT_STREAM,
+    *,
+    expect: Head | None = None,
+    contents: Attestation | None = None,
 ) -> Iterator[Record]:
     """All records of a stream, verified against their chain, the stored head and an expected one.
 
-    The journal may be live: what is appended meanwhile is read and verified too.
+    The journal may be live: what is appended meanwhile is read and verified too. `contents` is a new one that the caller
+    wants to look at.
 
     Raises:
         JournalCorrupt: names the first bad position and the kind.
@@ -132,6 +137,7 @@ def read_verified(
         reader.inspect()
     stored = reader.head(stream)
     chain = Chain(expect=stored)
+    chain.contents = contents or chain.contents
     for record in chain.follow(reader.read(stream)):
         _check_expected(chain.head, expect)
         yield record

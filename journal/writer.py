@@ -16,14 +16,14 @@ import os
 import threading
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from refold.journal.codec import Encoded, encode
 from refold.journal.errors import JournalError
 from refold.journal.events import Event
 from refold.journal.record import Head, Record, head_after, seal
-from refold.journal.store import JournalStore
+from refold.journal.store import ErasingStore, JournalStore
 
 MAX_GROUP_RECORDS = 1024
 MAX_GROUP_BYTES = 8 << 20
@@ -39,6 +39,14 @@ def fresh_salt() -> str:
     return b64encode(os.urandom(12)).decode()
 
 
+class Queued(NamedTuple):
+    """A record on its way: its time, its parts, and the contents that are to be replaced with it, if any."""
+
+    time_ns: int
+    encoded: Encoded
+    contents: Mapping[int, bytes | None] | None = None
+
+
 @runtime_checkable
 class Maintained(Protocol):
     """A store that has housekeeping to do between appends."""
@@ -49,7 +57,7 @@ class Maintained(Protocol):
 
 
 class JournalWriter:
-    """Appends records to one stream from its own thread.
+    """Appends records to one stream from its own thread. `erasure_left` is what the last erasure said of what may be left.
 
     Every method may be called from any thread, except `flush` and `close` from the callbacks.
     """
@@ -79,8 +87,9 @@ class JournalWriter:
         self._on_durable = on_durable
         self._on_failed = on_failed
         self._max_pending_records = max_pending_records
+        self.erasure_left = ""
         self._changed = threading.Condition()
-        self._pending: deque[tuple[int, Encoded]] = deque()
+        self._pending: deque[Queued] = deque()
         self._taken = head.position  # the position of the first pending record
         self._durable = head.position
         self._failure: JournalError | None = None
@@ -88,8 +97,11 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._run, args=(head,), name="refold-journal", daemon=True)
         self._thread.start()
 
-    def append(self, events: Sequence[Event], time_ns: int) -> int:
+    def append(self, events: Sequence[Event], time_ns: int, contents: Mapping[int, bytes | None] | None = None) -> int:
         """Queue the events of one command as one record; returns its position.
+
+        With `contents`, which the store must be able to erase, these take the place of what was written, in the record's own
+        transaction: see `ErasingStore`.
 
         Raises:
             JournalError: the writer has failed (the first cause) or is closed.
@@ -103,7 +115,7 @@ class JournalWriter:
                 raise self._failure
             if self._closing:
                 raise JournalError("the journal writer is closed: open the journal again")
-            self._pending.append((time_ns, encoded))
+            self._pending.append(Queued(time_ns, encoded, contents))
             position = self._taken + len(self._pending) - 1
             if position == self._taken:
                 self._changed.notify_all()
@@ -177,32 +189,39 @@ class JournalWriter:
             failure.__cause__ = error
             self._fail(failure)
 
-    def _next_group(self) -> list[tuple[int, Encoded]]:
-        """Wait for records and take a bounded number of them; empty when the writer is closed and all is done."""
+    def _next_group(self) -> list[Queued]:
+        """Wait for records and take a bounded number of them; empty when the writer is closed and all is done.
+
+        One that erases is a group of its own.
+        """
         with self._changed:
             in_time = self._changed.wait_for(self._has_work, _IDLE_S)
         if not in_time:
             self._maintain(idle=True)
         with self._changed:
             self._changed.wait_for(self._has_work)
-            group: list[tuple[int, Encoded]] = []
+            group: list[Queued] = []
             num_bytes = 0
             while self._pending and len(group) < MAX_GROUP_RECORDS and num_bytes < MAX_GROUP_BYTES:
+                if group and self._pending[0].contents is not None:
+                    break
                 group.append(self._pending.popleft())
-                num_bytes += sum(map(len, group[-1][1]))
+                num_bytes += sum(map(len, group[-1].encoded))
+                if group[-1].contents is not None:
+                    break
             self._taken += len(group)
             return group
 
     def _has_work(self) -> bool:
         return bool(self._pending) or self._closing
 
-    def _commit(self, head: Head, group: list[tuple[int, Encoded]]) -> Head:
+    def _commit(self, head: Head, group: list[Queued]) -> Head:
         records: list[Record] = []
         after = head
-        for time_ns, encoded in group:
-            records.append(seal(after, time_ns, *encoded))
+        for queued in group:
+            records.append(seal(after, queued.time_ns, *queued.encoded))
             after = head_after(records[-1])
-        stored = self._store.append(self._stream, records)
+        stored = self._store_group(records, group[-1].contents)
         assert stored == after, f"the store's head {stored.position} is not the writer's {after.position}"
         with self._changed:
             self._durable = after.position
@@ -210,6 +229,14 @@ class JournalWriter:
         self._on_durable(after.position)
         self._maintain(idle=False)
         return after
+
+    def _store_group(self, records: list[Record], contents: Mapping[int, bytes | None] | None) -> Head:
+        if contents is None:
+            return self._store.append(self._stream, records)
+        assert isinstance(self._store, ErasingStore), f"{type(self._store).__name__} can't erase"
+        erased = self._store.erase_content(self._stream, records, contents)
+        self.erasure_left = erased.left
+        return erased.head
 
     def _maintain(self, *, idle: bool) -> None:
         if isinstance(self._store, Maintained):

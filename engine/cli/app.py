@@ -38,6 +38,7 @@ VERBS = {
     "show": Verb("show", "Show the engine's state at a position."),
     "request": Verb("request", "Tell the life of one request."),
     "verify": Verb("verify", "Check the hash chain, the laws and the digests."),
+    "redact": Verb("redact", "Erase what a finished request said."),
     "migrate": Verb("migrate", "Create or upgrade a journal's tables."),
     "demo": Verb("demo", "Kill an engine half way, recover, and prove that nothing was lost."),
 }

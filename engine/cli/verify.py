@@ -29,7 +29,8 @@ Exit status: 0 clean, 1 a law or a digest is violated, 3 damaged."""
 def command(head: str | None, as_json: bool, journal: str) -> None:
     """Check that a journal is whole and that its engine kept the laws.
 
-    Three checks in one pass: the hash chain (edited, missing, moved or cut-off records), the scheduler's laws after every
+    Three checks in one pass: the hash chain (edited, deleted, inserted, moved, torn or cut-off records, and content
+    that was erased without a record that says so), the scheduler's laws after every
     event, and the digests that the engine recorded of its own state.
     """
     expect = parse_head(head) if head is not None else None
@@ -56,6 +57,9 @@ def _success(verdict: Verdict) -> dict[str, Any]:
         "num_events": verdict.num_events,
         "num_engines": verdict.num_engines,
         "num_digests": verdict.num_digests,
+        "num_erased_digests": verdict.num_erased_digests,
+        "num_redacted_records": verdict.num_redacted_records,
+        "num_redacted_requests": verdict.num_redacted_requests,
         "totals": {name: getattr(totals, name) for name in totals.__slots__},
         "laws": list(verdict.laws),
         "head": format_head(verdict.head),
@@ -124,6 +128,19 @@ def _lines(verdict: Verdict) -> list[tuple[str, str]]:
             ),
         ),
         ("laws", f"{count(len(verdict.laws), 'law')} after each of {count(verdict.num_events, 'event')}"),
-        ("digests", f"{verdict.num_digests:,} recorded, all equal to the replay's"),
+        ("digests", _digests(verdict)),
+        *_redactions(verdict),
         ("head", format_head(verdict.head)),
     ]
+
+
+def _digests(verdict: Verdict) -> str:
+    erased = f"; {verdict.num_erased_digests:,} not checkable" if verdict.num_erased_digests else ""
+    return f"{verdict.num_digests - verdict.num_erased_digests:,} recorded, all equal to the replay's{erased}"
+
+
+def _redactions(verdict: Verdict) -> list[tuple[str, str]]:
+    if not verdict.num_redacted_records:
+        return []
+    requests, records = verdict.num_redacted_requests, verdict.num_redacted_records
+    return [("redacted", f"{count(requests, 'request')}, from {count(records, 'record')}; all of it attested")]

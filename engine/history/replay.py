@@ -55,7 +55,7 @@ def replay(
         Contradiction: an event doesn't fit the state.
     """
     (state, *_), head = base or beginning()
-    for record in verified(reader.read(stream, head.position, stop), head):
+    for record in verified(reader.read(stream, head.position, stop), head, is_whole=stop is None):
         events = decode(record)
         for index, event in enumerate(events):
             fold_event(state, event, record.position, index)

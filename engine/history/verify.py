@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from refold.engine.history.redaction import erased_of
 from refold.engine.history.replay import Contradiction, fold_event
 from refold.journal.codec import decode
-from refold.journal.errors import InvariantViolation, Rejected
-from refold.journal.events import EngineOpened, Event, StateDigest
+from refold.journal.contents import Attestation
+from refold.journal.errors import InvariantViolation, JournalCorrupt, Rejected
+from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest
 from refold.journal.record import EMPTY_HEAD, Head, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import read_verified
@@ -35,6 +37,9 @@ class Verdict(NamedTuple):
     num_events: int
     num_engines: int
     num_digests: int
+    num_erased_digests: int
+    num_redacted_records: int
+    num_redacted_requests: int
     laws: tuple[str, ...]
     head: Head
     state: State
@@ -68,31 +73,51 @@ def verify_journal(
     """Check the whole stream; `expect` is a head that it must reach, `on_record` is called after each record.
 
     Raises:
-        JournalCorrupt: a record is edited, missing, moved or cut off; or isn't a list of events.
+        JournalCorrupt: a record is edited, deleted, moved or cut off; or isn't a list of events.
         Contradiction: the records are whole, and an event breaks a law.
     """
     state, book, totals, head = State(), LawBook(), Totals(), EMPTY_HEAD
+    contents, lost, redacted = Attestation(), dict[int, int](), set[int]()
     kinds: Counter[type[Event]] = Counter()
-    for record in read_verified(reader, stream, expect=expect):
+    for record in read_verified(reader, stream, expect=expect, contents=contents):
         events = decode(record)
         for index, event in enumerate(events):
             fold_event(state, event, record.position, index)
             _judge(state, book, event, record.position, index)
+        if record.position in contents.redacted:
+            lost |= {handle: record.position for handle in erased_of(events) if handle not in lost}
+        redacted.update(handle for event in events if isinstance(event, ContentRedacted) for handle in event.handles)
         totals.observe_all(events)
         kinds.update(map(type, events))
         head = head_after(record)
         if on_record is not None:
             on_record()
+    _check_redacted(lost, redacted)
     return Verdict(
         totals=totals,
         num_records=head.position,
         num_events=kinds.total(),
         num_engines=kinds[EngineOpened],
         num_digests=kinds[StateDigest],
+        num_erased_digests=book.num_erased_digests,
+        num_redacted_records=len(contents.redacted),
+        num_redacted_requests=len(redacted),
         laws=tuple(LAWS),
         head=head,
         state=state,
     )
+
+
+def _check_redacted(lost: dict[int, int], redacted: set[int]) -> None:
+    """Only requests that a record says were redacted have lost tokens; `lost` has where each lost its first."""
+    for handle, position in lost.items():
+        if handle not in redacted:
+            raise JournalCorrupt(
+                f"record {position} has lost tokens of handle {handle}, which no record says was redacted (erased); restore a "
+                "backup",
+                position=position,
+                kind="erased",
+            )
 
 
 def _judge(state: State, book: LawBook, event: Event, position: int, index: int) -> None:

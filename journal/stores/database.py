@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
-from refold.journal.record import Head, Record
+from refold.journal.record import Head, Record, content_digest
+from refold.journal.stores.sql_snapshots import drop_all_snapshots
+from refold.journal.stores.tables import journal_records
 
 
 class Fate(Enum):
@@ -126,6 +128,39 @@ class Database(ABC):
         """Append atomically if the stream's head is `before`; whether it was. Durable on return."""
 
     @abstractmethod
+    def append_within(
+        self, connection: sa.Connection, stream_id: int, before: Head, after: Head, records: Sequence[Record]
+    ) -> bool:
+        """`append`, in a transaction of the caller's."""
+
+    def erase(
+        self,
+        stream_id: int,
+        before: Head,
+        after: Head,
+        records: Sequence[Record],
+        contents: Mapping[int, bytes | None],
+    ) -> bool:
+        """Append and replace contents atomically, as `append`. The contents' digests stay what they were.
+
+        Snapshots go: what was erased may be in them.
+        """
+        connection = self.writing()
+        try:
+            with self.transaction(connection):
+                if not self.append_within(connection, stream_id, before, after, records):
+                    raise _Moved  # noqa: TRY301 - it ends the transaction
+                _replace_contents(connection, stream_id, contents)
+                drop_all_snapshots(connection, stream_id)
+        except _Moved:
+            return False
+        return True
+
+    @abstractmethod
+    def scrub(self) -> str:
+        """Free the database's files of what was erased; says what may be left of it, and what to do, if anything."""
+
+    @abstractmethod
     def after_error(self, error: sa.exc.SQLAlchemyError) -> Fate:
         """What has become of an append that failed. Drops the writing connection if it can't be used any more."""
 
@@ -157,3 +192,33 @@ def explained(database: Database, doing: str) -> Iterator[None]:
         yield
     except sa.exc.SQLAlchemyError as error:
         raise database.explain(error, doing) from error
+
+
+class _Moved(Exception):
+    """The head isn't where it was expected: the transaction is given up."""
+
+
+_R = journal_records.c
+_PAGE_POSITIONS = 500
+
+
+def _replace_contents(connection: sa.Connection, stream_id: int, contents: Mapping[int, bytes | None]) -> None:
+    """Put what is left in the place of each content, and keep the digest of what was there, now that it can't be computed."""
+    positions = sorted(contents)
+    update = (
+        sa.update(journal_records)
+        .where(_R.stream_id == stream_id, _R.position == sa.bindparam("at"))
+        .values(content=sa.bindparam("left"), content_hash=sa.bindparam("digest"))
+    )
+    for start in range(0, len(positions), _PAGE_POSITIONS):
+        page = positions[start : start + _PAGE_POSITIONS]
+        rows = connection.execute(
+            sa.select(_R.position, _R.content, _R.content_hash).where(_R.stream_id == stream_id, _R.position.in_(page))
+        ).all()
+        assert len(rows) == len(page), f"{len(rows)} of {len(page)} records are there"
+        values = []
+        for position, content, digest in rows:
+            left = contents[position]
+            kept = digest if digest is not None else content_digest((content or "").encode())
+            values.append({"at": position, "left": None if left is None else left.decode(), "digest": kept})
+        connection.execute(update, values)

@@ -6,12 +6,12 @@ because a handle in memory cannot tell whether another one is still in use.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
 from refold.journal.snapshots import Snapshot, SnapshotEntry
-from refold.journal.store import DEFAULT_STREAM
+from refold.journal.store import DEFAULT_STREAM, Erased
 from refold.journal.stores.guards import (
     check_continues,
     check_replicates,
@@ -37,12 +37,13 @@ class MemoryJournal:
 class MemoryStore:
     """One handle on a `MemoryJournal`; a new journal of its own unless one is given."""
 
-    __slots__ = ("_closed", "_journal", "_opened", "_replicas")
+    __slots__ = ("_closed", "_journal", "_opened", "_redacted", "_replicas")
 
     def __init__(self, journal: MemoryJournal | None = None) -> None:
         self._journal = journal if journal is not None else MemoryJournal()
         self._opened: dict[str, Head] = {}
         self._replicas: set[str] = set()
+        self._redacted: dict[str, int] = {}
         self._closed = False
 
     def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
@@ -84,6 +85,20 @@ class MemoryStore:
         self._opened[stream] = after
         return after
 
+    def erase_content(self, stream: str, records: Sequence[Record], contents: Mapping[int, bytes | None]) -> Erased:
+        """Add records at the head and replace contents before it, all or nothing."""
+        ours = self._opened.get(stream)
+        head = self.append(stream, records)
+        assert ours is not None
+        with self._journal.lock:
+            kept = self._journal.records[stream]
+            for position, content in contents.items():
+                assert position < ours.position, position
+                kept[position] = kept[position]._replace(content=content)
+            self._kept(stream).clear()
+        self._redacted[stream] = head.position
+        return Erased(head)
+
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop; what is appended meanwhile is seen."""
         assert start >= 0, f"positions start at 0, not {start}"
@@ -117,10 +132,11 @@ class MemoryStore:
         return self._kept(stream).get(position)
 
     def save_snapshot(self, stream: str, snapshot: Snapshot) -> None:
-        """Keep a snapshot, in the place of one at the same position."""
+        """Keep a snapshot, in the place of one at the same position; not one from before a redaction, which may know too much."""
         with self._journal.lock:
             self._check_owner(stream)
-            self._kept(stream)[snapshot.position] = snapshot
+            if snapshot.position >= self._redacted.get(stream, 0):
+                self._kept(stream)[snapshot.position] = snapshot
 
     def drop_snapshots(self, stream: str, positions: Sequence[int]) -> None:
         """Forget snapshots."""

@@ -125,16 +125,32 @@ class PostgresDatabase(Database):
         # A stored head that isn't on the way to the last record goes to the check as it is, and fails it.
         return stored if there not in {None, stored.hash} else Head(position + 1, digest, stored.engine_epoch)
 
-    def append(self, stream_id: int, before: Head, after: Head, records: Sequence[Record]) -> bool:  # noqa: ARG002
+    def append(self, stream_id: int, before: Head, after: Head, records: Sequence[Record]) -> bool:
+        return self.append_within(self.writing(), stream_id, before, after, records)
+
+    def append_within(
+        self,
+        connection: sa.Connection,
+        stream_id: int,
+        before: Head,
+        after: Head,  # noqa: ARG002
+        records: Sequence[Record],
+    ) -> bool:
         rows = [record_to_row(record) for record in records]
         sql = _APPEND_ONE if len(rows) == 1 else _APPEND_MANY
         values = rows[0] if len(rows) == 1 else [list(column) for column in zip(*rows, strict=True)]
         fence = (stream_id, before.engine_epoch)
         guard = (before.position, before.hash, stream_id, before.position - 1, before.hash)
         parameters = (*fence, *values, *guard) if len(rows) == 1 else (*values, *fence, *guard)
-        num_in = self.writing().exec_driver_sql(sql, parameters).rowcount
+        num_in = connection.exec_driver_sql(sql, parameters).rowcount
         assert num_in in {0, len(rows)}, f"{num_in} of {len(rows)} records went in"
         return num_in > 0
+
+    def scrub(self) -> str:
+        return (
+            "the server's files: run VACUUM FULL journal_records there, and mind its write-ahead log and backups, which keep "
+            "what was erased until they are recycled"
+        )
 
     def after_error(self, error: sa.exc.SQLAlchemyError) -> Fate:
         fate = postgres_engine.fate_of(error)

@@ -15,7 +15,8 @@ between databases is in `database.py` and its kinds.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from refold.journal.archives import Archive
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.snapshots import Snapshot
-from refold.journal.store import DEFAULT_STREAM
+from refold.journal.store import DEFAULT_STREAM, Erased
 from refold.journal.stores import sql_snapshots
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.guards import (
@@ -51,6 +52,7 @@ class _Opened(NamedTuple):
     stream_id: int
     head: Head
     is_replica: bool = False
+    redacted_at: int = 0
 
 
 class SqlStore(SqlReader):
@@ -121,9 +123,32 @@ class SqlStore(SqlReader):
             check_continues(opened.head, records)
             return self._append_group(stream, opened, records).head
 
-    def _append_group(self, stream: str, opened: _Opened, records: Sequence[Record]) -> _Opened:
+    def erase_content(self, stream: str, records: Sequence[Record], contents: Mapping[int, bytes | None]) -> Erased:
+        """Add records at the head, replace contents before it, and forget every snapshot: all or nothing."""
+        with self._lock:
+            opened = self._opened.get(stream)
+            if opened is None:
+                raise not_open(stream)
+            check_continues(opened.head, records)
+            assert all(0 <= position < opened.head.position for position in contents), (
+                "only what is there can be erased"
+            )
+            after = self._append_group(stream, opened, records, contents).head
+            self._opened[stream] = self._opened[stream]._replace(redacted_at=after.position)
+            return Erased(after, self._database.scrub())
+
+    def _append_group(
+        self,
+        stream: str,
+        opened: _Opened,
+        records: Sequence[Record],
+        contents: Mapping[int, bytes | None] | None = None,
+    ) -> _Opened:
         after = head_after(records[-1])
-        self._append_for_certain(stream, opened, after, records)
+        attempt = partial(self._database.append, opened.stream_id, opened.head, after, records)
+        if contents is not None:
+            attempt = partial(self._database.erase, opened.stream_id, opened.head, after, records, contents)
+        self._append_for_certain(stream, opened.head, after, attempt)
         opened = self._opened[stream] = opened._replace(head=after)
         self._database.appended(opened.stream_id, after, records)
         return opened
@@ -138,7 +163,9 @@ class SqlStore(SqlReader):
         return opened
 
     def save_snapshot(self, stream: str, snapshot: Snapshot) -> None:
-        """Keep a snapshot, in the place of one at the same position."""
+        """Keep a snapshot, in the place of one at the same position; not one from before a redaction, which may know too much."""
+        if (opened := self._opened.get(stream)) is not None and snapshot.position < opened.redacted_at:
+            return
         with self._owning(stream, len(snapshot.body)) as (connection, stream_id):
             sql_snapshots.save_snapshot(connection, stream_id, snapshot)
 
@@ -213,12 +240,12 @@ class SqlStore(SqlReader):
                 head = head._replace(engine_epoch=head.engine_epoch + 1)
             return _Opened(_save_head(connection, stream, stream_id, head), head, is_replica)
 
-    def _append_for_certain(self, stream: str, opened: _Opened, after: Head, records: Sequence[Record]) -> None:
+    def _append_for_certain(self, stream: str, before: Head, after: Head, attempt: Callable[[], bool]) -> None:
         """Append; return when the records are in, raise when they aren't, or when the patience ends and nobody knows."""
-        before, patience, in_doubt = opened.head, Patience(self._database.patience_s), False
+        patience, in_doubt = Patience(self._database.patience_s), False
         while True:
             try:
-                if self._database.append(opened.stream_id, before, after, records):
+                if attempt():
                     return
                 theirs = self.head(stream)
                 if theirs == after:  # an attempt whose answer was lost had made it

@@ -47,6 +47,11 @@ def drop_snapshots(connection: sa.Connection, stream_id: int, positions: Sequenc
     connection.execute(sa.delete(journal_snapshots).where(_S.stream_id == stream_id, _S.position.in_(positions)))
 
 
+def drop_all_snapshots(connection: sa.Connection, stream_id: int) -> None:
+    """Delete a stream's snapshots."""
+    connection.execute(sa.delete(journal_snapshots).where(_S.stream_id == stream_id))
+
+
 def raise_epoch(connection: sa.Connection, stream_id: int, epoch: int) -> None:
     """Put the stream into a later engine epoch: that of the records that are copied next."""
     connection.execute(sa.update(journal_streams).where(_H.stream_id == stream_id).values(engine_epoch=epoch))

@@ -19,6 +19,7 @@ from refold.journal.stores import sqlite_engine
 from refold.journal.stores.columns import RECORD_COLUMNS, record_to_row
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
+from refold.journal.stores.patience import Patience
 from refold.journal.stores.sqlite_file import require_current
 from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
 
@@ -26,6 +27,7 @@ from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
 
 WAL_BOUND_BYTES = 8 << 20
 _PAGES_PER_COMMIT = 5
+_SCRUB_PATIENCE_S = 5.0
 
 _MOVE_HEAD = """
 UPDATE journal_streams SET head_position = ?, head_hash = ?
@@ -91,6 +93,26 @@ class SqliteDatabase(Database):
         except sqlite_engine.DriverError as error:
             raise sa.exc.DBAPIError("append", None, error) from error
         return True
+
+    def append_within(
+        self, connection: sa.Connection, stream_id: int, before: Head, after: Head, records: Sequence[Record]
+    ) -> bool:
+        guard = (stream_id, before.engine_epoch, before.position, before.hash)
+        if connection.exec_driver_sql(_MOVE_HEAD, (after.position, after.hash, *guard)).rowcount != 1:
+            return False
+        connection.exec_driver_sql(_INSERT, [(stream_id, *record_to_row(record)) for record in records])
+        return True
+
+    def scrub(self) -> str:
+        """Move the WAL into the file and cut it to nothing. What was overwritten in the file, SQLite fills with zeros."""
+        patience = Patience(_SCRUB_PATIENCE_S)
+        while True:
+            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite_engine.DriverError):
+                if sqlite_engine.checkpoint(self.writing(), "TRUNCATE"):
+                    self._wal_bytes = 0
+                    return ""
+            if not patience.wait():
+                return f"{self._path}-wal, which another program is reading: it is emptied when this journal is closed"
 
     def after_error(self, error: sa.exc.SQLAlchemyError) -> Fate:  # noqa: ARG002 - all of them are alike
         self.drop_writer()

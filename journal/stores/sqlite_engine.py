@@ -9,7 +9,8 @@ commit writes several. With pages of 1024 bytes, measured on records of 3.3 KB, 
 and takes four fifths of the time, and the file is a quarter smaller; on records of 61 KB nothing changes.
 
 `synchronous=FULL` in WAL mode means that a commit has reached the disk when it returns. Nothing checkpoints on its own:
-`checkpoint` is called by the one writer.
+`checkpoint` is called by the one writer. `secure_delete` is on from a file's first row: what is erased later is then
+overwritten wherever SQLite had left a copy of it.
 """
 
 import sqlite3
@@ -35,6 +36,7 @@ _PRAGMAS = (
     "mmap_size=0",
     "journal_size_limit=67108864",
     "temp_store=MEMORY",
+    "secure_delete=1",
 )
 
 
