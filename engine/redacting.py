@@ -109,6 +109,6 @@ def _erasing(store: JournalStore) -> ErasingStore:
 
 
 def _checked(reason: str) -> str:
-    if not isinstance(reason, str) or len(reason) > _MAX_REASON_CHARS or not (reason or " ").isprintable():
+    if not isinstance(reason, str) or len(reason) > _MAX_REASON_CHARS or not reason.isprintable():
         raise Rejected(f"reason: give at most {_MAX_REASON_CHARS} printable characters")
     return reason
