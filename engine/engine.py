@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack, get_args
+from typing import Self, TypedDict, Unpack, get_args
 
 from refold.engine.asking import abort_when_accepted, accepted, found, known
 from refold.engine.config import EngineArgs, EngineOptions, SamplingParams, short
@@ -35,7 +35,7 @@ from refold.engine.redacting import Redaction, redact_live
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
 from refold.engine.streams import Completion, Delta, OnDelta, complete, follow
-from refold.engine.submissions import abort_of, check_request_id
+from refold.engine.submissions import abort_of, check_request_id, one_each
 from refold.journal.errors import RefoldError, Rejected
 from refold.journal.events import EngineConfig, PauseMode
 from refold.journal.store import JournalStore
@@ -334,7 +334,7 @@ class Engine:
             RefoldError: the engine stopped, for the reason that it carries.
         """
         life = self._live()
-        columns = (prompts, _one_each("sampling", sampling, prompts), _one_each("request_ids", request_ids, prompts))
+        columns = (prompts, one_each("sampling", sampling, prompts), one_each("request_ids", request_ids, prompts))
         submit = partial(life.desk.submission, priority=priority, cache_salt=cache_salt, tenant=tenant)
         asks = [submit(prompt, params, request_id=name) for prompt, params, name in zip(*columns, strict=True)]
         try:
@@ -407,11 +407,3 @@ def _as_url(journal: object) -> str:
     if isinstance(journal, str | PathLike):
         return str(journal)
     raise Rejected(f"journal is {short(journal)}: give sqlite:///FILE, a path, memory: or a store")
-
-
-def _one_each(what: str, given: Any, prompts: Sequence[Prompt]) -> list[Any]:
-    if not isinstance(given, list | tuple):
-        return [given] * len(prompts)
-    if len(given) != len(prompts):
-        raise Rejected(f"{what} has {len(given)} values for {len(prompts)} prompts: give one for each")
-    return list(given)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from refold.engine.history.redaction import RedactionPlan
 from refold.engine.life import Life
 from refold.engine.messages import Ask
+from refold.engine.prompts import check_text
 from refold.engine.submissions import check_request_id
 from refold.journal.archives import border_of
 from refold.journal.codec import encode
@@ -109,6 +110,7 @@ def _erasing(store: JournalStore) -> ErasingStore:
 
 
 def _checked(reason: str) -> str:
-    if not isinstance(reason, str) or len(reason) > _MAX_REASON_CHARS or not reason.isprintable():
-        raise Rejected(f"reason: give at most {_MAX_REASON_CHARS} printable characters")
-    return reason
+    checked = check_text("reason", reason, _MAX_REASON_CHARS)
+    if not checked.isprintable():
+        raise Rejected(f"reason is {checked[:80]!a}: give at most {_MAX_REASON_CHARS} printable characters")
+    return checked

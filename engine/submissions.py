@@ -8,7 +8,9 @@ import hashlib
 import secrets
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -131,3 +133,16 @@ def drawn_seed(root_seed: int, handle: int) -> int:
     """63 bits, a function of the root seed and the handle."""
     digest = hashlib.blake2b(f"refold seed {root_seed} {handle}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
+
+
+def one_each(what: str, given: Any, prompts: Sequence[object]) -> list[Any]:
+    """A value for each prompt: those given, or the one given for all.
+
+    Raises:
+        Rejected: there are not as many as prompts.
+    """
+    if not isinstance(given, list | tuple):
+        return [given] * len(prompts)
+    if len(given) != len(prompts):
+        raise Rejected(f"{what} has {len(given)} values for {len(prompts)} prompts: give one for each")
+    return list(given)

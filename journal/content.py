@@ -35,7 +35,7 @@ from refold.journal.events import (
 
 Column = list[int | None] | str | None
 NO_CONTENT = b""
-_OFFSET_BITS = 20
+_OFFSET_BITS = 23
 
 TAKEN: dict[type[Event], str] = {
     RequestSubmitted: "prompt_token_ids",
@@ -129,6 +129,8 @@ class _Columns:
         column, start = self._take(count), self._offset
         self._offset += count
         if column is None:
+            if self._offset > 1 << _OFFSET_BITS:
+                raise ContentMismatch(f"{self._offset} tokens in one record")
             return [placeholder(self._position, offset) for offset in range(start, self._offset)]
         if isinstance(column, str):
             raise ContentMismatch(f"a column of {count} tokens is a text")

@@ -2,25 +2,28 @@
 
 The chain covers a content by its digest. A content with another digest, or none at all, is fine if a later record attests it: a
 `ContentRedacted` that names the position and the digest of what is left. The last one to name a position holds. So there are
-four things that a content can be, and three of them are damage:
+four things that a content can be, and two of them are damage:
 
 - what was written, and no later record says otherwise;
 - what the last redaction left of it;
-- `restored`: what was there before a redaction, which says that it's gone;
-- `erased`, or `edited`: gone, or something else, and nobody attests it.
+- what was there before a redaction, which says that it's gone (`restored`);
+- gone or something else, and nobody attests it (`erased`, `edited`).
 
-What is attested can only be known at the end of the stream: a record comes before its redaction.
+A record comes before its redaction, so who reads once knows at the end of the stream. Who can read again looks ahead when it
+meets the first such content, and says at once what is wrong. The journal may be live: what was redacted after it was read is
+read again.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
 from refold.journal.events import ContentRedacted
 from refold.journal.record import Record, content_digest, has_whole_content
 
-_MARK = b'"ContentRedacted"'
+Read = Callable[[int, int | None], Iterable[Record]]
 NOTHING_LEFT = ""
+_MARK = b'"ContentRedacted"'
 
 
 def left_of(content: bytes | None) -> str:
@@ -29,18 +32,22 @@ def left_of(content: bytes | None) -> str:
 
 
 class Attestation:
-    """Follows a stream's records and remembers whose content isn't the one that was written. Feed it verified records only.
+    """Follows a stream's verified records, and remembers whose content isn't the one that was written."""
 
-    `redacted` are their positions.
-    """
+    __slots__ = ("_attested", "_expected", "_found", "_read", "_start")
 
-    __slots__ = ("_attested", "_found", "_start")
+    def __init__(self, start: int = 0, read: Read | None = None) -> None:
+        """Begin.
 
-    def __init__(self, start: int = 0) -> None:
-        """Args: start: position of the first record that it will see."""
+        Args:
+            start: position of the first record that it will see.
+            read: reads the stream again, from a position up to another, exclusive; None if that can't be done.
+        """
         self._start = start
+        self._read = read
         self._found: dict[int, str] = {}
         self._attested: dict[int, str] = {}
+        self._expected: dict[int, str] | None = None
 
     @property
     def redacted(self) -> Collection[int]:
@@ -51,14 +58,17 @@ class Attestation:
         """Follow one record.
 
         Raises:
-            JournalCorrupt: it says that a content is gone, and it isn't.
+            JournalCorrupt: its content is damaged, or it says that a content is gone that isn't.
         """
         if not has_whole_content(record):
             self._found[record.position] = left_of(record.content)
-        if _MARK in record.body:
-            for event in decode(record):
-                if isinstance(event, ContentRedacted):
-                    self._attest(event, record.position)
+            if self._read is not None:
+                self._look_ahead(record.position, self._read)
+        for position, left in _attested_by(record):
+            if self._start <= position < record.position:
+                self._attested[position] = left
+                if position not in self._found:
+                    self._look_again(position, record.position)
 
     def settle(self) -> None:
         """The stream has ended: whatever isn't attested by now is damage.
@@ -66,22 +76,44 @@ class Attestation:
         Raises:
             JournalCorrupt: names the first bad position and the kind.
         """
-        for position, found in sorted(self._found.items()):
+        for position in sorted(self._found):
             attested = self._attested.get(position)
-            if attested == found:
-                continue
-            if attested is not None:
-                raise _corrupt(position, "edited", "has another content than its redaction left of it")
-            if found == NOTHING_LEFT:
-                raise _corrupt(position, "erased", "has lost its content, and no record says that it was redacted")
-            raise _corrupt(position, "edited", "has another content than the one that was written")
+            if attested != self._found[position]:
+                self._look_again(position, None)
+                _check(position, self._found[position], attested)
 
-    def _attest(self, event: ContentRedacted, said_at: int) -> None:
-        for position, left in zip(event.positions, event.content_hashes, strict=False):
-            if self._start <= position < said_at:
-                if position not in self._found:
-                    raise _corrupt(position, "restored", f"has its content, which record {said_at} says was redacted")
-                self._attested[position] = left
+    def _look_ahead(self, position: int, read: Read) -> None:
+        if self._expected is None:
+            self._expected = {p: left for record in read(position + 1, None) for p, left in _attested_by(record)}
+        if self._expected.get(position) != self._found[position]:
+            self._look_again(position, None)
+            _check(position, self._found[position], self._expected.get(position))
+
+    def _look_again(self, position: int, said_at: int | None) -> None:
+        """Read a content once more: it may have been redacted since."""
+        for record in () if self._read is None else self._read(position, position + 1):
+            if not has_whole_content(record):
+                self._found[position] = left_of(record.content)
+        if said_at is not None and position not in self._found:
+            raise _corrupt(position, "restored", f"has its content, which record {said_at} says was redacted")
+
+
+def _attested_by(record: Record) -> list[tuple[int, str]]:
+    """What a record says is left of earlier contents: position and digest."""
+    if _MARK not in (record.body or b""):  # a damaged one may be None
+        return []
+    said = [event for event in decode(record) if isinstance(event, ContentRedacted)]
+    return [pair for event in said for pair in zip(event.positions, event.content_hashes, strict=False)]
+
+
+def _check(position: int, found: str, attested: str | None) -> None:
+    if attested == found:
+        return
+    if attested is not None:
+        raise _corrupt(position, "edited", "has another content than its redaction left of it")
+    if found == NOTHING_LEFT:
+        raise _corrupt(position, "erased", "has lost its content, and no record says that it was redacted")
+    raise _corrupt(position, "edited", "has another content than the one that was written")
 
 
 def _corrupt(position: int, kind: str, what: str) -> JournalCorrupt:

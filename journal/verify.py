@@ -118,6 +118,11 @@ def verified(
         chain.settle()
 
 
+def attestation_of(reader: JournalReader, stream: str) -> Attestation:
+    """For a stream that is read from its first record on, and can be read again."""
+    return Attestation(0, lambda start, stop: reader.read(stream, start, stop))
+
+
 def read_verified(
     reader: JournalReader,
     stream: str = DEFAULT_STREAM,
@@ -128,7 +133,7 @@ def read_verified(
     """All records of a stream, verified against their chain, the stored head and an expected one.
 
     The journal may be live: what is appended meanwhile is read and verified too. `contents` is a new one that the caller
-    wants to look at.
+    wants to look at afterwards, made with `attestation_of`.
 
     Raises:
         JournalCorrupt: names the first bad position and the kind.
@@ -137,7 +142,7 @@ def read_verified(
         reader.inspect()
     stored = reader.head(stream)
     chain = Chain(expect=stored)
-    chain.contents = contents or chain.contents
+    chain.contents = contents or attestation_of(reader, stream)
     for record in chain.follow(reader.read(stream)):
         _check_expected(chain.head, expect)
         yield record

@@ -147,6 +147,7 @@ class StateImage(Image):
     pool: BlockPoolImage
     queues: QueuesImage
     requests: RequestTableImage
+    unknown: set[int]
     window: WindowImage
     worker_alive: bool
     worker_generation: int
@@ -158,6 +159,7 @@ class OutputImage(Image):
 
     finish_reason: FinishReason | None
     handle: int
+    is_redacted: bool
     is_session: bool
     message: str
     num_prompt_tokens: int

@@ -14,12 +14,11 @@ from typing import NamedTuple
 from refold.engine.history.redaction import erased_of
 from refold.engine.history.replay import Contradiction, fold_event
 from refold.journal.codec import decode
-from refold.journal.contents import Attestation
 from refold.journal.errors import InvariantViolation, JournalCorrupt, Rejected
 from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest
 from refold.journal.record import EMPTY_HEAD, Head, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import read_verified
+from refold.journal.verify import attestation_of, read_verified
 from refold.projections.totals import Totals
 from refold.scheduler.lawbook import LawBook
 from refold.scheduler.laws import LAWS
@@ -77,7 +76,7 @@ def verify_journal(
         Contradiction: the records are whole, and an event breaks a law.
     """
     state, book, totals, head = State(), LawBook(), Totals(), EMPTY_HEAD
-    contents, lost, redacted = Attestation(), dict[int, int](), set[int]()
+    contents, lost, redacted = attestation_of(reader, stream), dict[int, int](), set[int]()
     kinds: Counter[type[Event]] = Counter()
     for record in read_verified(reader, stream, expect=expect, contents=contents):
         events = decode(record)
