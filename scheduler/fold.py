@@ -362,12 +362,8 @@ def _drafts_proposed(state: State, event: DraftsProposed) -> None:
     state.requests.by_handle[event.handle].drafts = event.token_ids
 
 
-def _engine_paused(state: State, event: EnginePaused) -> None:
-    state.paused = event.mode
-
-
-def _engine_resumed(state: State, event: EngineResumed) -> None:  # noqa: ARG001
-    state.paused = None
+def _pause_changed(state: State, event: EnginePaused | EngineResumed) -> None:
+    state.paused = event.mode if isinstance(event, EnginePaused) else None
 
 
 def _says_nothing_new(state: State, event: Event) -> None:
@@ -392,8 +388,8 @@ APPLIERS: dict[type[Event], Callable[[State, Any], None]] = {
     RequestFinished: _request_finished,
     RequestAborted: _says_nothing_new,
     CacheReset: _cache_reset,
-    EnginePaused: _engine_paused,
-    EngineResumed: _engine_resumed,
+    EnginePaused: _pause_changed,
+    EngineResumed: _pause_changed,
     ContentRedacted: content_redacted,
     StateDigest: _says_nothing_new,
 }
