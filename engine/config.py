@@ -5,6 +5,7 @@ pydantic checks types and ranges; what leaves this module are the frozen message
 """
 
 import reprlib
+from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -289,3 +290,14 @@ def _rejected(options: type[_Checked], error: ValidationError) -> Rejected:
     if first["type"] == "missing":
         return Rejected(f"{name} is missing: give {options.model_fields[name].description}")
     return Rejected(f"{name} is {short(first['input'])}: give {options.model_fields[name].description}")
+
+
+def as_url(journal: object) -> str:
+    """A journal's URL or path, for `EngineArgs` to judge.
+
+    Raises:
+        Rejected: it's neither.
+    """
+    if isinstance(journal, str | PathLike):
+        return str(journal)
+    raise Rejected(f"journal is {short(journal)}: give sqlite:///FILE, a path, memory: or a store")

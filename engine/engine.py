@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Self, TypedDict, Unpack, get_args
 
 from refold.engine.asking import abort_when_accepted, accepted, found, known
-from refold.engine.config import EngineArgs, EngineOptions, SamplingParams, short
+from refold.engine.config import EngineArgs, EngineOptions, SamplingParams, as_url, short
 from refold.engine.life import Life, begin
 from refold.engine.messages import Ask, EngineStopped
 from refold.engine.models import MakeWorker
@@ -78,7 +78,7 @@ class Engine:
             Rejected: an argument can't be; names it, its value and the remedy.
         """
         self._given_store = journal if isinstance(journal, JournalStore) else None
-        url = "memory:" if isinstance(journal, JournalStore) else _as_url(journal)
+        url = "memory:" if isinstance(journal, JournalStore) else as_url(journal)
         self.args = EngineArgs(model=model, journal=url, **options)
         self._make_worker = make_worker
         self._life: Life | None = None
@@ -290,16 +290,12 @@ class Engine:
     def redact(self, request_id: str, reason: str = "") -> Redaction:
         """Erase what a finished request said and was told, from the journal and from the engine. Blocking; reads the journal.
 
-        Everything else stays provable: the hash chain, the schedule, the counters. The prefix cache is forgotten.
-
-        Args:
-            request_id: whose; all requests of that id.
-            reason: who asked, and why; recorded.
+        All else stays provable: the hash chain, the schedule, the counters. The prefix cache is forgotten. `reason` (who asked,
+        and why) is recorded.
 
         Raises:
             NotFound: the journal has no such request.
             Rejected: it isn't over, nothing is left of it, or the journal's store can't erase.
-            RefoldError: the engine stopped, for the reason that it carries.
         """
         return redact_live(self._live(), request_id, reason)
 
@@ -400,10 +396,3 @@ class Engine:
     def stats(self) -> Stats:
         """The engine at a glance, read while it runs."""
         return snapshot(self._live().core)
-
-
-def _as_url(journal: object) -> str:
-    """A journal's URL or path, for `EngineArgs` to judge."""
-    if isinstance(journal, str | PathLike):
-        return str(journal)
-    raise Rejected(f"journal is {short(journal)}: give sqlite:///FILE, a path, memory: or a store")
