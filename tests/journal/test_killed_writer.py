@@ -14,8 +14,7 @@ from refold import migrations
 from refold.journal.codec import decode
 from refold.journal.errors import JournalOwned
 from refold.journal.record import EMPTY_HEAD
-from refold.journal.stores import engine_owner, open_reader
-from refold.journal.stores.sql import SqlStore
+from refold.journal.stores import engine_owner, open_reader, open_store
 from refold.journal.testing import make_records
 from refold.journal.verify import read_verified, verify_stream
 
@@ -44,16 +43,24 @@ def one_life(nursery, seconds: float, *, after_first_ack: bool) -> int:
     return told["ack"]
 
 
-@pytest.fixture
-def path(tmp_path):
-    path = str(tmp_path / "journal.db")
+PATHS = {"sqlite": "journal.db", "segments": "journal/"}
+
+
+def made(path):
     migrations.ensure(path)
     return path
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request):
-    return request.getfixturevalue("path" if request.param == "sqlite" else "postgres_url")
+@pytest.fixture(params=PATHS)
+def path(request, tmp_path):
+    return made(f"{tmp_path}/{PATHS[request.param]}")
+
+
+@pytest.fixture(params=[*PATHS, "postgresql"])
+def url(request, tmp_path):
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres_url")
+    return made(f"{tmp_path}/{PATHS[request.param]}")
 
 
 def becomes_free(url) -> bool:
@@ -82,7 +89,7 @@ def test_a_writer_killed_forty_times_loses_nothing_that_it_acknowledged(url):
     assert lives_with_work >= 20
     with_bodies = read_verified(open_reader(url), expect=remembered)
     assert all(decode(record)[0].handle == record.position for record in with_bodies)
-    store = SqlStore(url)
+    store = open_store(url)
     head = store.open_stream()
     assert head.engine_epoch > lives_with_work
     assert store.append("main", make_records(head, 1)).position == remembered.position + 1
@@ -111,12 +118,12 @@ def test_the_owner_lock_dies_with_its_process_and_not_with_its_children(url):
         try:
             assert engine_owner(url) == owner.pid
             with pytest.raises(JournalOwned, match=f"process {owner.pid}.*another (journal|stream)"):
-                SqlStore(url).open_stream()
+                open_store(url).open_stream()
             owner.kill()
             owner.wait()
             os.kill(child, 0)
             assert becomes_free(url)
-            store = SqlStore(url)
+            store = open_store(url)
             assert store.open_stream().engine_epoch == 2
             assert engine_owner(url) == os.getpid()
             store.close()

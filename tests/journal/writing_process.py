@@ -2,9 +2,11 @@
 
     python writing_process.py live URL      each blank line: fork a writer that appends until it's killed
     python writing_process.py race URL N    append N records against whoever else does, taking the stream over when fenced
-    python writing_process.py full FILE     append until the file may not grow, then again after the limit is lifted
+    python writing_process.py full URL      append until the file may not grow, then again after the limit is lifted
     python writing_process.py hold URL      open the stream, fork a child that outlives us, wait
     python writing_process.py migrate -     each line, a file: fork a process that migrates it
+
+A path that ends with a slash is a journal of segments, small ones, so that they are often closed.
 
 Answers are lines on stdout: `pid N`, `ack N` (every record before N is durable), `dead`, or a result. The writers are
 forked, after the imports, so that a life costs milliseconds.
@@ -18,10 +20,17 @@ from pathlib import Path
 
 from refold.journal.errors import Fenced, JournalError
 from refold.journal.events import RequestAborted
+from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing import make_records
 from refold.journal.writer import JournalWriter
 from refold.migrations.run import upgrade_file
+
+
+def opened(url: str, *, exclusive: bool = True, segment_bytes: int = 30_000) -> SqlStore | SegmentStore:
+    if url.endswith("/"):
+        return SegmentStore(Path(url), exclusive=exclusive, segment_bytes=segment_bytes)
+    return SqlStore(url, exclusive=exclusive)
 
 
 def say(text: str) -> None:
@@ -29,7 +38,7 @@ def say(text: str) -> None:
 
 
 def live(path: str) -> None:
-    store = SqlStore(path)
+    store = opened(path)
     head = store.open_stream()
     writer = JournalWriter(store, "main", head, on_durable=lambda position: say(f"ack {position}"))
     while True:
@@ -61,7 +70,7 @@ def nursery(path: str, child) -> None:
 
 
 def race(path: str, count: int) -> None:
-    store = SqlStore(path, exclusive=False)
+    store = opened(path, exclusive=False)
     say("ready")
     sys.stdin.readline()
     head, done, fenced = store.open_stream(), 0, 0
@@ -79,7 +88,7 @@ def race(path: str, count: int) -> None:
 
 
 def full(path: str) -> None:
-    store = SqlStore(path)
+    store = opened(path, segment_bytes=1 << 20)
     head = store.open_stream()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
@@ -90,13 +99,15 @@ def full(path: str) -> None:
         say(f"{type(error).__name__} {head.position} {error}")
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert store.head() == head
+    if isinstance(store, SegmentStore):
+        head = store.open_stream()
     head = store.append("main", make_records(head, 3))
     say(f"after {head.position}")
     store.close()
 
 
 def hold(path: str) -> None:
-    store = SqlStore(path)
+    store = opened(path)
     store.open_stream()
     child = os.fork()
     if child:

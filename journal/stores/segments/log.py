@@ -139,7 +139,7 @@ class StreamLog:
         self.closed.append(closed)
 
     def seal_some(self) -> bool:
-        """Pack one block of a closed segment. Whether there's more to do.
+        """Pack one block of a closed segment, and with the last one give it its name. Whether there's more to do.
 
         Raises:
             OSError, JournalCorrupt: it can't be sealed, and is left to the next owner.

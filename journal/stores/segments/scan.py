@@ -85,7 +85,7 @@ def walk(source: Bytes, place: Place, path: Path, start: int) -> Iterator[tuple[
             raise damaged(path, position, kind, f"is not where it belongs: record {group.position} is")
         if group.end > source.limit:
             raise damaged(path, position, "truncated", f"ends at byte {group.end}, its file at {source.limit}")
-        if group.stop > start:
+        if group.stop > start or group.position >= start:
             yield group, source.get(group.payload_start, group.end - group.payload_start)
         offset, position = group.end, group.stop
 

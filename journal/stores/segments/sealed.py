@@ -160,7 +160,7 @@ def _unpack_index(files: FileLayer, fd: int, size: int, last: bytes, header: Seg
 class Sealing:
     """A closed segment on its way to being sealed, a block at a time."""
 
-    __slots__ = ("_blocks", "_codec", "_fd", "_files", "_groups", "_head", "_offset", "_path", "draft")
+    __slots__ = ("_blocks", "_codec", "_fd", "_files", "_groups", "_head", "_offset", "_path", "_source", "draft")
 
     def __init__(self, files: FileLayer, source: Bytes, header: SegmentHeader, draft: Path) -> None:
         """Begin the file `draft`.
@@ -174,6 +174,7 @@ class Sealing:
         self._files, self._path, self.draft = files, draft, draft
         self._codec = compression.best_codec()
         self._head = header.head
+        self._source = source
         self._groups = walk(source, Place(header.size, header.head.position), draft, header.head.position - 1)
         self._blocks: list[Block] = []
         self._fd = files.open(draft, CREATE)
@@ -181,27 +182,27 @@ class Sealing:
         self._write(pack_segment_header(header.stream, header.head))
 
     def step(self) -> bool:
-        """Pack the next block; false when there is none left.
+        """Pack the next block. Whether there are more.
 
         Raises:
             OSError: it can't be read or written.
             JournalCorrupt: the segment is damaged; sealing it would hide that.
         """
         parts: list[bytes] = []
-        num_bytes, position, head = 0, self._head.position, self._head
+        num_bytes, position, head, end = 0, self._head.position, self._head, 0
         for group, body in self._groups:
             if not is_whole(group, body):
                 raise damaged(self._path, group.position, "edited", "has another checksum than when it was written")
             head = head_behind(group, body, head)
             parts += (pack_group_header(group), body)
-            num_bytes += group.end - group.start
+            end = group.end
+            num_bytes += end - group.start
             if num_bytes >= BLOCK_BYTES:
                 break
-        if not parts:
-            return False
-        self._pack(position, b"".join(parts))
+        if parts:
+            self._pack(position, b"".join(parts))
         self._head = head
-        return True
+        return 0 < end < self._source.limit
 
     def finish(self) -> Head:
         """Write the index and sync; the head behind the last record."""
