@@ -75,6 +75,7 @@ class Round:
 
     folder: Path
     rng: random.Random
+    journal_name: str = "journal.db"
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -86,8 +87,8 @@ class Round:
             self.requests.append({"id": f"r{number}", "prompt": prompt, "sampling": sampling})
 
     @property
-    def journal(self) -> Path:
-        return self.folder / "journal.db"
+    def journal(self) -> str:
+        return f"{self.folder}/{self.journal_name}"
 
     @property
     def seen(self) -> Path:
@@ -95,7 +96,7 @@ class Round:
 
     def life(self) -> str:
         options = POOL | {"max_in_flight_steps": self.rng.randint(1, 4)}
-        life = {"journal": str(self.journal), "model": MODEL, "seen": str(self.seen), "options": options}
+        life = {"journal": self.journal, "model": MODEL, "seen": str(self.seen), "options": options}
         return json.dumps(life | {"requests": self.requests})
 
     def seen_lines(self) -> list[tuple[str, int, list[int], str | None]]:
@@ -105,7 +106,7 @@ class Round:
         """The journal is whole and lawful, and holds whatever was seen."""
         state, book, outbox, totals = State(), LawBook(), Outbox(), Totals()
         try:
-            reader = open_reader(str(self.journal))
+            reader = open_reader(self.journal)
         except NotFound:  # killed before there was one
             assert not self.seen_lines()
             return totals
@@ -224,9 +225,8 @@ def _count_recovery(tally: Tally, opened: list[dict[str, Any]]) -> None:
         tally.steps_lost += recovery["steps_lost"]
 
 
-def run_round(victim: Victims, folder: Path, rng: random.Random, tally: Tally, max_kills: int) -> None:
+def run_round(victim: Victims, this: Round, tally: Tally, max_kills: int) -> None:
     """One round, with at most `max_kills` kills; its last life may finish."""
-    this = Round(folder, rng)
     is_over, goal = False, tally.kills + min(max_kills, MAX_KILLS_PER_ROUND)
     while not is_over and tally.kills < goal:
         is_over = kill_one_life(victim, this, tally, max_delay_s=0.35)
@@ -244,14 +244,14 @@ def run_round(victim: Victims, folder: Path, rng: random.Random, tally: Tally, m
     tally.stale_dropped += totals.stale_tokens_dropped
 
 
-def campaign(kills: int, seed: int) -> Tally:
-    """Rounds until `kills` engines have been killed."""
+def campaign(kills: int, seed: int, journal_name: str = "journal.db") -> Tally:
+    """Rounds until `kills` engines have been killed. A journal whose name ends with a slash is one of segments."""
     rng, tally, started_s = random.Random(seed), Tally(), time.monotonic()
     with victims() as victim, tempfile.TemporaryDirectory() as folder:
         while tally.kills < kills:
             path = Path(folder, f"round{tally.rounds}")
             path.mkdir()
-            run_round(victim, path, rng, tally, kills - tally.kills)
+            run_round(victim, Round(path, rng, journal_name), tally, kills - tally.kills)
     tally.seconds = time.monotonic() - started_s
     return tally
 
@@ -259,10 +259,13 @@ def campaign(kills: int, seed: int) -> Tally:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument(
+        "--journal", default="journal.db", help="its name in each round's folder; journal/ for segments"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
-    print(campaign(arguments.kills, arguments.seed).summary())
+    print(campaign(arguments.kills, arguments.seed, arguments.journal).summary())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from refold.engine.config import SamplingParams
 from refold.engine.engine import Delta, Engine
 from refold.journal.errors import NotFound
 from refold.journal.stores import sql  # noqa: F401 - imported before the fork, for every life
+from refold.journal.stores.segments import store  # noqa: F401
 from refold.migrations import run as migrations_run  # noqa: F401
 
 

@@ -14,6 +14,12 @@ def test_twenty_engines_killed_at_random_instants_lose_and_repeat_nothing() -> N
     assert tally.recovered > 0, "a campaign that recovers nothing proves nothing"
 
 
+def test_engines_on_segment_files_lose_and_repeat_nothing_either() -> None:
+    tally = campaign(kills=10, seed=21, journal_name="journal/")
+    assert tally.kills == 10
+    assert tally.recovered > 0
+
+
 @pytest.mark.crash
 def test_a_long_campaign_of_kills_loses_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     kills, seed = int(os.environ.get("REFOLD_KILLS", "200")), random.SystemRandom().randrange(1 << 32)

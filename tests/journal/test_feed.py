@@ -11,18 +11,19 @@ from refold.journal.codec import encode
 from refold.journal.events import RequestAborted
 from refold.journal.feed import Feed
 from refold.journal.record import seal
-from refold.journal.stores import open_reader
+from refold.journal.stores import open_reader, open_store
 from refold.journal.stores.memory import MemoryStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing import make_records
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "segments", "postgresql"])
 def url(request, tmp_path):
     if request.param == "postgresql":
         return request.getfixturevalue("postgres_url")
-    migrations.ensure(str(tmp_path / "journal.db"))
-    return str(tmp_path / "journal.db")
+    url = f"{tmp_path}/{'journal.db' if request.param == 'sqlite' else 'journal/'}"
+    migrations.ensure(url)
+    return url
 
 
 def positions(items):
@@ -61,7 +62,7 @@ def test_what_one_poll_finds_comes_in_the_order_of_the_clocks_and_a_streams_neve
 
 
 def test_a_reader_that_stops_anywhere_resumes_without_gap_or_repeat(url):
-    store = SqlStore(url)
+    store = open_store(url)
     for stream in "abc":
         store.append(stream, make_records(store.open_stream(stream), 300, time_ns=ord(stream)))
     store.close()

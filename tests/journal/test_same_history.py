@@ -32,6 +32,7 @@ def by_url(url):
 STORES = {
     "memory": in_memory,
     "sqlite": lambda request: by_url(str(request.getfixturevalue("tmp_path") / "journal.db")),
+    "segments": lambda request: by_url(f"{request.getfixturevalue('tmp_path')}/journal/"),
     "postgresql": lambda request: by_url(request.getfixturevalue("postgres_url")),
 }
 

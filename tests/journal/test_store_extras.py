@@ -10,6 +10,7 @@ from refold.journal.snapshots import SnapshotReader, kept, make_snapshot, open_b
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
+from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing_extras import ReplicaStoreContract, SnapshotStoreContract, snapshot_at
 
@@ -29,10 +30,17 @@ def _memory():
     return lambda: MemoryStore(journal)
 
 
+def _segments(tmp_path, *, exclusive):
+    migrations.ensure(f"{tmp_path}/journal/")
+    return lambda: SegmentStore(tmp_path / "journal", exclusive=exclusive)
+
+
 STORES = {
     "memory": lambda request: _memory(),
     "sqlite": lambda request: _sqlite(request.getfixturevalue("tmp_path"), exclusive=True),
     "sqlite by fence alone": lambda request: _sqlite(request.getfixturevalue("tmp_path"), exclusive=False),
+    "segments": lambda request: _segments(request.getfixturevalue("tmp_path"), exclusive=True),
+    "segments by fence alone": lambda request: _segments(request.getfixturevalue("tmp_path"), exclusive=False),
     "postgresql": lambda request: _postgres(request.getfixturevalue("postgres_url"), exclusive=True),
     "postgresql by fence alone": lambda request: _postgres(request.getfixturevalue("postgres_url"), exclusive=False),
 }

@@ -23,7 +23,7 @@ MAX_PAYLOAD_BYTES = 1 << 30
 _SEGMENT = struct.Struct(">8sHQQ32sH")
 _GROUP = struct.Struct(">4sIIQQI")
 _CRC = struct.Struct(">I")
-_RECORD = struct.Struct(">IqII32sB")
+_RECORD = struct.Struct(">QIqII32sB")
 _ERASED = 0xFFFFFFFF
 
 GROUP_HEADER_BYTES = _GROUP.size + _CRC.size
@@ -40,7 +40,10 @@ class SegmentHeader(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The header of a group that lies at `start`: `num_records` records from `position` on, written in `engine_epoch`."""
+    """The header of a group that lies at `start`: `num_records` records from `position` on.
+
+    `engine_epoch` is the stream's from here on: that of the last record, or the one that a group without records begins.
+    """
 
     start: int
     num_records: int
@@ -125,7 +128,15 @@ def is_whole(group: Group, body: bytes) -> bool:
 def _pack_record(record: Record) -> tuple[bytes, ...]:
     body, content, content_hash = record.body, record.content, record.content_hash
     content_bytes = _ERASED if content is None else len(content)
-    head = _RECORD.pack(record.schema_version, record.time_ns, len(body), content_bytes, record.hash, len(content_hash))
+    head = _RECORD.pack(
+        record.engine_epoch,
+        record.schema_version,
+        record.time_ns,
+        len(body),
+        content_bytes,
+        record.hash,
+        len(content_hash),
+    )
     return head, content_hash, body, content or b""
 
 
@@ -137,10 +148,12 @@ def unpack_records(group: Group, payload: bytes) -> Iterator[Record]:
     """
     offset = 0
     for position in range(group.position, group.stop):
-        schema_version, time_ns, body_bytes, content_bytes, digest, hash_bytes = _RECORD.unpack_from(payload, offset)
+        epoch, schema_version, time_ns, body_bytes, content_bytes, digest, hash_bytes = _RECORD.unpack_from(
+            payload, offset
+        )
         body_start = offset + _RECORD.size + hash_bytes
         body_stop = body_start + body_bytes
         offset = body_stop + (0 if content_bytes == _ERASED else content_bytes)
         content = None if content_bytes == _ERASED else payload[body_stop:offset]
         content_hash, body = payload[body_start - hash_bytes : body_start], payload[body_start:body_stop]
-        yield Record(position, group.engine_epoch, schema_version, time_ns, body, content, content_hash, digest)
+        yield Record(position, epoch, schema_version, time_ns, body, content, content_hash, digest)

@@ -48,12 +48,13 @@ class StreamLog:
         "folder",
         "head",
         "is_on_disk",
+        "is_replica",
         "segment",
         "stream",
     )
 
-    def __init__(self, files: FileLayer, root: Path, stream: str) -> None:
-        """Take the stream over: begin it if it's new, settle its tail, raise its engine epoch.
+    def __init__(self, files: FileLayer, root: Path, stream: str, *, is_replica: bool = False) -> None:
+        """Take the stream over: begin it if it's new, settle its tail, raise its engine epoch unless it's a replica.
 
         Raises:
             JournalOwned: another program is at work on it and doesn't let go.
@@ -61,7 +62,7 @@ class StreamLog:
             JournalError: it can't be read or written.
         """
         self._files, self._root, self.stream = files, root, stream
-        self.folder = stream_folder(root, stream)
+        self.folder, self.is_replica = stream_folder(root, stream), is_replica
         self._fd = self._mark_fd = self._sealing_fd = -1
         self._mark = Mark(0, 0, 0, 0, EMPTY_HEAD)
         self.segment = self.end = self._laid_out = 0
@@ -204,7 +205,8 @@ class StreamLog:
             names = view.segments()
             self.closed = [name.first for name in names[:-1] if not name.sealed]
             self._continue(names[-1])
-            self._raise_epoch()
+            if not self.is_replica:
+                self._raise_epoch()
 
     def _begin_stream(self) -> None:
         with contextlib.suppress(FileExistsError):

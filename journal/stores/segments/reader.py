@@ -5,16 +5,22 @@ from pathlib import Path
 
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.segments import folder
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain
+from refold.journal.stores.segments.snapshot_files import (
+    FIXED_BYTES,
+    body_bytes,
+    snapshot_name,
+    snapshot_position,
+    unpack_snapshot,
+)
 from refold.journal.stores.segments.view import StreamView
 
 
 class SegmentReader:
     """A journal of segments, read-only."""
-
-    __slots__ = ("_closed", "_files", "_path")
 
     def __init__(self, path: Path, files: FileLayer = OS_FILES) -> None:
         """Look at the folder.
@@ -38,16 +44,38 @@ class SegmentReader:
 
     def streams(self) -> list[str]:
         """The names of all streams."""
+        self._check_usable()
         return stream_names(self._files, self._path)
+
+    def heads(self) -> dict[str, Head]:
+        """The end of every stream, by its name."""
+        return {stream: self.head(stream) for stream in self.streams()}
+
+    def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
+        """What snapshots there are, by position."""
+        view, found = self._view(stream), []
+        for name in view.names():
+            position = snapshot_position(name)
+            size = None if position is None else body_bytes(view.file(name, FIXED_BYTES))
+            if position is not None and size is not None:
+                found.append(SnapshotEntry(position, size))
+        return sorted(found)
+
+    def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
+        """The snapshot at a position; None if there is none, or a damaged one."""
+        return unpack_snapshot(self._view(stream).file(snapshot_name(position)))
 
     def close(self) -> None:
         """Nothing stays open between calls; a closed reader refuses them all the same."""
         self._closed = True
 
     def _view(self, stream: str) -> StreamView:
-        if self._closed:
-            raise JournalError(f"the reader of {self._path} is closed: open it again")
+        self._check_usable()
         return StreamView(self._files, self._path, stream)
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise JournalError(f"the journal {self._path} is closed: open it again")
 
 
 def stream_names(files: FileLayer, path: Path) -> list[str]:

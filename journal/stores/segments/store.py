@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import NoReturn
 
 from refold.journal.errors import JournalError
-from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.record import Head, Record
+from refold.journal.snapshots import Snapshot
 from refold.journal.store import DEFAULT_STREAM
-from refold.journal.stores.guards import check_continues, check_stream_name, not_open, refuse
+from refold.journal.stores.guards import check_continues, check_replicates, check_stream_name, not_open, refuse
 from refold.journal.stores.ownership import OwnerLock
-from refold.journal.stores.segments import folder
-from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain
+from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain, write_file
 from refold.journal.stores.segments.frames import MAX_PAYLOAD_BYTES, pack_group
 from refold.journal.stores.segments.log import StreamLog
-from refold.journal.stores.segments.reader import stream_names
-from refold.journal.stores.segments.view import StreamView
+from refold.journal.stores.segments.reader import SegmentReader
+from refold.journal.stores.segments.snapshot_files import pack_snapshot, snapshot_name
 
 SEGMENT_BYTES = 64 << 20
 _MAX_UNSEALED = 4
 
 
-class SegmentStore:
+class SegmentStore(SegmentReader):
     """A journal in a folder of segment files."""
 
     def __init__(
@@ -52,16 +52,21 @@ class SegmentStore:
             NotFound: there is no journal.
             JournalError: it can't be opened or isn't ours.
         """
-        folder.require(path, files)
-        self._path, self._files = path, files
+        super().__init__(path, files)
         self._exclusive, self._segment_bytes = exclusive, segment_bytes
         self._lock = threading.RLock()
         self._logs: dict[str, StreamLog] = {}
         self._owner: OwnerLock | None = None
-        self._closed = False
 
     def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
         """Take the stream over in a new engine epoch. A torn tail is cut off; damage is refused."""
+        return self._open(stream, is_replica=False)
+
+    def open_replica(self, stream: str = DEFAULT_STREAM) -> Head:
+        """Take the stream over for records made elsewhere; see `refold.journal.replicas`."""
+        return self._open(stream, is_replica=True)
+
+    def _open(self, stream: str, *, is_replica: bool) -> Head:
         check_stream_name(stream)
         with self._lock:
             self._check_usable()
@@ -69,7 +74,7 @@ class SegmentStore:
                 self._owner = OwnerLock(self._path)
             try:
                 self._forget(stream)
-                log = StreamLog(self._files, self._path, stream)
+                log = StreamLog(self._files, self._path, stream, is_replica=is_replica)
             except BaseException:
                 if not self._logs:
                     self._disown()
@@ -84,8 +89,8 @@ class SegmentStore:
             log = self._logs.get(stream)
             if log is None:
                 raise not_open(stream)
-            after = check_continues(log.head, records)
-            frame = pack_group(records[0].position, log.head.engine_epoch, records)
+            after = (check_replicates if log.is_replica else check_continues)(log.head, records)
+            frame = pack_group(records[0].position, after.engine_epoch, records)
             if len(frame) > MAX_PAYLOAD_BYTES:
                 raise JournalError(f"{len(frame)} bytes are too many for one append: use at most {MAX_PAYLOAD_BYTES}")
             self._append_frame(stream, log, frame, after)
@@ -93,22 +98,17 @@ class SegmentStore:
                 self.maintain()
             return after
 
-    def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
-        """Records at positions start <= p < stop, in order."""
-        assert start >= 0, f"positions start at 0, not {start}"
-        self._check_usable()
-        yield from StreamView(self._files, self._path, stream).read(start, stop)
+    def save_snapshot(self, stream: str, snapshot: Snapshot) -> None:
+        """Keep a snapshot, in the place of one at the same position."""
+        with self._owning(stream) as log:
+            write_file(self._files, log.folder / snapshot_name(snapshot.position), pack_snapshot(snapshot))
 
-    def head(self, stream: str = DEFAULT_STREAM) -> Head:
-        """The end of the stream."""
-        self._check_usable()
-        end = StreamView(self._files, self._path, stream).end()
-        return EMPTY_HEAD if end is None else end.head
-
-    def streams(self) -> list[str]:
-        """The names of all streams."""
-        self._check_usable()
-        return stream_names(self._files, self._path)
+    def drop_snapshots(self, stream: str, positions: Sequence[int]) -> None:
+        """Forget snapshots."""
+        with self._owning(stream) as log:
+            for name in map(snapshot_name, positions):
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(log.folder / name)
 
     def maintain(self, *, idle: bool = False) -> None:
         """Seal closed segments, a block at a call; with `idle`, all there is, and sync the marks.
@@ -164,6 +164,21 @@ class SegmentStore:
             except OSError as error:
                 self._settle(stream, log, after, error)
 
+    @contextlib.contextmanager
+    def _owning(self, stream: str) -> Iterator[StreamLog]:
+        """Work on what lies beside the segments, which only their owner may."""
+        with self._lock:
+            self._check_usable()
+            log = self._logs.get(stream)
+            if log is None:
+                raise not_open(stream)
+            with log.fence():
+                self._check_ours(stream, log)
+                try:
+                    yield log
+                except OSError as error:
+                    raise explain(error, log.folder, "write") from error
+
     def _check_ours(self, stream: str, log: StreamLog) -> None:
         try:
             ours = log.is_ours()
@@ -203,7 +218,3 @@ class SegmentStore:
         if self._owner is not None:
             self._owner.release()
             self._owner = None
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise JournalError(f"the journal {self._path} is closed: open it again")

@@ -111,8 +111,27 @@ class StreamView:
 
     def segments(self) -> list[SegmentName]:
         """The segments, in order."""
+        return segments_of(self.names())
+
+    def file(self, name: str, size: int | None = None) -> bytes:
+        """The first `size` bytes, or all, of a file beside the segments; empty if there is none."""
         try:
-            return segments_of(self._files.listdir(self.folder))
+            fd = self._files.open(self.folder / name, READ)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise explain(error, self.folder / name, "read") from error
+        try:
+            return self._files.pread(fd, self._files.size(fd) if size is None else size, 0)
+        except OSError as error:
+            raise explain(error, self.folder / name, "read") from error
+        finally:
+            self._files.close(fd)
+
+    def names(self) -> list[str]:
+        """The names in the stream's folder; none if it never began."""
+        try:
+            return self._files.listdir(self.folder)
         except FileNotFoundError:
             return []
         except OSError as error:
