@@ -284,7 +284,7 @@ def test_a_segment_in_anothers_place_is_found(tmp_path):
     (tmp_path / "a" / "main" / SEALED).rename(tmp_path / "a" / "main" / "00000000000000000001.sealed")
     with pytest.raises(JournalCorrupt) as caught:
         contents(tmp_path / "a")
-    assert (caught.value.position, caught.value.kind) == (0, "missing")
+    assert (caught.value.position, caught.value.kind) == (0, "deleted")
     (tmp_path / "b" / "main" / "00000000000000000003.seg").rename(tmp_path / "b" / "main" / "00000000000000000009.seg")
     with pytest.raises(JournalCorrupt):
         contents(tmp_path / "b")
