@@ -106,7 +106,8 @@ def campaign(driver: Driver, scale: float, seed: int) -> Tally | None:
         return None
     tally = Tally("lock", driver.name)
     holds = HOLDS_S if scale >= 1 else HOLDS_S[:1]
-    cases = [(site, locker, hold_s) for hold_s in holds for locker in driver.lockers for site in SITES]
+    sites = list(SITES) if scale >= 1 else ["take over", "append", "read"]
+    cases = [(site, locker, hold_s) for hold_s in holds for locker in driver.lockers for site in sites]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(cases)) as pool:
         places = [driver.fresh(Path(name, str(number))) for number in range(len(cases))]
         jobs = [pool.submit(one, driver, place, *case, tally) for place, case in zip(places, cases, strict=True)]

@@ -51,6 +51,7 @@ def _append_all(place: Place, shared: Shared) -> None:
                 while head.position < NUM_RECORDS:
                     head = store.append(place.stream, next_records(head, 2))
                     shared.acknowledged = head.position
+                    time.sleep(0.001)  # else it's done before the server stops
         shared.extra += 1
         time.sleep(0.05)
 
@@ -81,7 +82,7 @@ def _stop_in_the_middle(driver: Driver, tally: Tally, stops: int, rng: random.Ra
 
 def _goes_on(shared: Shared, before: int) -> bool:
     deadline_s = time.monotonic() + _PATIENCE_S
-    while shared.acknowledged <= before:
+    while shared.acknowledged <= before < NUM_RECORDS:
         if time.monotonic() > deadline_s:
             return False
         time.sleep(0.005)

@@ -13,11 +13,12 @@ from pathlib import Path
 from refold.journal.errors import Fenced, JournalError, JournalOwned, PositionConflict
 from refold.journal.stores import open_reader, open_store
 from tests.reliability.drivers import Driver, Place
-from tests.reliability.history import NUM_RECORDS, next_records
+from tests.reliability.history import next_records
 from tests.reliability.judge import Tally, judge
 
 _RACERS = 3
-_ROUNDS = 60
+_ROUNDS = 100
+_GOAL = 150
 
 
 def _race(place: Place, number: int, account: Path, seed: int, deadline_s: float) -> None:
@@ -33,7 +34,7 @@ def _race(place: Place, number: int, account: Path, seed: int, deadline_s: float
         try:
             head = store.open_stream(place.stream)
             for _ in range(rng.randint(1, 12)):
-                if head.position >= NUM_RECORDS:
+                if head.position >= _GOAL:
                     return
                 head = store.append(place.stream, next_records(head, 1, time_ns=number))
                 os.write(fd, f"ack {head.position - 1}\n".encode())

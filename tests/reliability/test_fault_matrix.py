@@ -4,16 +4,19 @@ Each row runs in a process of its own, as the campaign does: it forks, and some 
 """
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.kit.disk import compiled
+from tests.kit.disk import compiled, preloaded
 from tests.reliability.judge import Tally
 from tests.reliability.matrix import ROWS
 from tests.reliability.page import write_page
+from tests.reliability.torn import memory_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SCALES = {
@@ -22,9 +25,9 @@ SCALES = {
     "flip": 0.01,
     "disk": 0.01,
     "lock": 0.1,
-    "postgres": 0.1,
-    "clock": 0.03,
-    "race": 0.02,
+    "postgres": 0.03,
+    "clock": 0.01,
+    "race": 0.01,
 }
 MUST_SEE = {
     "kill": ["killed in append", "killed in open", "records written"],
@@ -38,7 +41,8 @@ MUST_SEE = {
 
 def matrix(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "tests.reliability.matrix", *arguments, "--json"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    environment = {**os.environ, "TMPDIR": memory_folder() or tempfile.gettempdir()}  # no power is cut here
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_failing_disk_is_built() -> None:
@@ -71,18 +75,14 @@ tally = Tally("torn", "sqlite")
 with tempfile.TemporaryDirectory(dir=torn.memory_folder()) as name:
     files, calls = torn.traced(DRIVERS["sqlite"], Path(name, "traced"))
     unsynced = [call for call in calls if call.op != "sync"]
-    for state in torn.states(files, unsynced, random.Random(1), 0.02):
+    for state in torn.states(files, unsynced, random.Random(1), 0.01):
         torn.judged(tally, torn.put(DRIVERS["sqlite"], Path(name, "found"), state.files), state)
 print(tally.lost)
 """
-    from os import environ
-
-    from tests.kit.disk import preloaded
-
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, env=preloaded(environ)
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, env=preloaded(os.environ)
     )
-    assert int(done.stdout) > 10
+    assert int(done.stdout) > 3
 
 
 def test_figures_replace_those_of_the_same_row_and_leave_the_others(tmp_path: Path) -> None:
