@@ -2,6 +2,7 @@
 
 Every statement is its own transaction (autocommit); the few that belong together say so. Sessions are set up in one round
 trip, by name, so that a server that doesn't know a setting is no obstacle:
+- a lock is waited for with a bound, unless the database or the URL has one already;
 - a commit has reached the disk when it returns, even where the database's default is `synchronous_commit=off`;
 - the isolation is `read committed`: after waiting for somebody, a statement sees what he has done;
 - the writer's session is never ended for being idle: it holds the right to write;
@@ -40,7 +41,8 @@ _SESSION = {
 _SET_UP = """
 SELECT set_config(s.name, w.setting, false)
 FROM pg_catalog.pg_settings AS s JOIN unnest(%s::text[], %s::text[]) AS w (name, setting) ON w.name = s.name
-WHERE s.name <> 'synchronous_commit' OR s.setting IN ('off', 'local')
+WHERE NOT (s.name = 'synchronous_commit' AND s.setting NOT IN ('off', 'local'))
+    AND NOT (s.name = 'lock_timeout' AND s.setting <> '0')
 """
 _TABLES_SQL = f"""
 SELECT to_regclass('journal_records') IS NOT NULL, to_regclass('{VERSION_TABLE}') IS NOT NULL
