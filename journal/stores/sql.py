@@ -247,10 +247,7 @@ class SqlStore(SqlReader):
             try:
                 if attempt():
                     return
-                theirs = self.head(stream)
-                if theirs == after:  # an attempt whose answer was lost had made it
-                    return
-                raise refuse(stream, before, theirs)
+                raise refuse(stream, before, self.head(stream))
             except sa.exc.SQLAlchemyError as failure:
                 error, cause = failure, self._database.explain(failure, "write")
                 fate = self._database.after_error(failure)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from refold import migrations
+from refold.journal.archives import Archive
 from refold.journal.errors import (
     Fenced,
     JournalCorrupt,
@@ -139,8 +140,8 @@ class TestOwnership:
         store.open_stream()
         end_session(admin, session_of(store))
         ghost = postgres_server.connect(postgres_url)
-        keys = "'journal_records'::regclass::oid::bigint::bit(32)::int, 1"
-        ghost.execute(f"SELECT pg_advisory_lock({keys})")
+        keys = "'journal_records'::regclass::oid::bigint::bit(32)::int, stream_id"
+        ghost.execute(f"SELECT pg_advisory_lock({keys}) FROM journal_streams")
         assert grow(store).position == 1
         store.maintain(idle=True)
         ghost.close()
@@ -172,8 +173,12 @@ class TestOwnership:
             head = usurper.open_stream()
             assert head.position >= words["ack"]
             os.kill(words["pid"], signal.SIGCONT)
-            while nursery.stdout.readline() != "dead\n":
-                pass
+            for line in nursery.stdout:
+                assert not line.startswith("ack") or int(line.split()[1]) <= head.position, (
+                    "it wrote after it was fenced"
+                )
+                if line == "dead\n":
+                    break
             nursery.stdin.close()
         assert usurper.head() == head, "the paused engine got something in"
         head = usurper.append("main", make_records(head, 2))
@@ -216,6 +221,25 @@ class TestOtherTransactions:
         admin.execute(f"{insert} FROM journal_records")
         with pytest.raises(JournalError, match="head at 2, expected 1"):
             store.append("main", make_records(head, 1))
+
+    def test_a_record_that_vanishes_under_its_writer_leaves_no_gap(self, store, admin):
+        store.open_stream()
+        head = grow(store, 3)
+        admin.execute("DELETE FROM journal_records WHERE position = 2")
+        with pytest.raises(JournalError, match="head at 2, expected 3"):
+            store.append("main", make_records(head, 1))
+        assert [record.position for record in store.read()] == [0, 1]
+
+    def test_a_stream_of_which_all_was_archived_keeps_its_head_and_goes_on(self, store):
+        store.open_stream()
+        head = grow(store, 5)
+        archive = Archive(start=0, stop=5, engine_epoch=1, hash=head.hash, path="x", num_bytes=1, checksum=b"")
+        store.add_archive("main", archive)
+        assert store.drop_archived("main", 100) == 5
+        assert store.head() == head
+        head = store.append("main", make_records(head, 2))
+        assert [record.position for record in store.read(start=5)] == [5, 6]
+        assert store.head() == head
 
     def test_a_tail_that_was_cut_off_is_noticed(self, store, admin, postgres_url):
         store.open_stream()
