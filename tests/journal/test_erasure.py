@@ -14,10 +14,11 @@ from refold.journal.snapshots import make_snapshot
 from refold.journal.store import ErasingStore
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
+from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.verify import verify_stream
 
-KINDS = ("memory", "sqlite", "postgres")
+KINDS = ("memory", "sqlite", "segments", "postgres")
 
 
 @pytest.fixture
@@ -32,6 +33,18 @@ def make(request, path):
     if request.param == "memory":
         journal = MemoryJournal()
         yield lambda: MemoryStore(journal)
+        return
+    if request.param == "segments":
+        path = path.with_name("journal")
+        migrations.ensure(f"{path}/")
+
+        def open_segments():
+            handles.append(SegmentStore(path, exclusive=False))
+            return handles[-1]
+
+        yield open_segments
+        for handle in handles:
+            handle.close()
         return
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else str(path)
     migrations.ensure(url)
@@ -115,6 +128,8 @@ def test_an_erasure_that_fails_half_way_leaves_all_as_it_was(make, monkeypatch):
     head = store.append("main", said(store.open_stream(), 3))
     if isinstance(store, MemoryStore):
         pytest.skip("memory has no transactions to fail in")
+    if isinstance(store, SegmentStore):
+        pytest.skip("segments fail in test_segment_erasure.py, at every call")
     import sqlalchemy as sa
 
     from refold.journal.stores import database

@@ -5,6 +5,7 @@ nothing is known of what was written through that handle, for the kernel marks t
 a failed sync is never repeated, the handle is given up, and what lies beyond the last sync that did succeed is cut off.
 """
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -116,6 +117,12 @@ class OsFiles:
 OS_FILES: FileLayer = OsFiles()
 
 
+def close_read(files: FileLayer, fd: int) -> None:
+    """Close a descriptor that was only read from: nothing can be lost by that, whatever it answers."""
+    with contextlib.suppress(OSError):
+        files.close(fd)
+
+
 def write_all(files: FileLayer, fd: int, data: bytes, offset: int) -> None:
     """Write all of `data`, in as many calls as the system needs.
 
@@ -150,7 +157,7 @@ def read_file(files: FileLayer, path: Path) -> bytes:
     try:
         return files.pread(fd, files.size(fd), 0)
     finally:
-        files.close(fd)
+        close_read(files, fd)
 
 
 def explain(error: OSError, path: Path, doing: str) -> JournalError:

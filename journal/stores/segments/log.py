@@ -5,19 +5,21 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from refold.journal.errors import JournalError, JournalOwned
-from refold.journal.record import EMPTY_HEAD, Head
+from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.stores.segments import erasing
 from refold.journal.stores.segments.files import READ, UPDATE, FileLayer, explain, write_all, write_file
-from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, stream_folder
+from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import pack_group, pack_segment_header
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, new_mark_file, write_mark
 from refold.journal.stores.segments.recovery import settle
-from refold.journal.stores.segments.scan import FileBytes
+from refold.journal.stores.segments.scan import FileBytes, Place, walk
 from refold.journal.stores.segments.sealed import Sealing, read_header
-from refold.journal.stores.segments.view import StreamView
+from refold.journal.stores.segments.tail import Tail
+from refold.journal.stores.segments.view import End, StreamView
 
 _PATIENCE_S = 5.0
 _PAUSE_S = 0.001
@@ -49,6 +51,7 @@ class StreamLog:
         "head",
         "is_on_disk",
         "is_replica",
+        "redacted_at",
         "segment",
         "stream",
     )
@@ -68,6 +71,7 @@ class StreamLog:
         self.segment = self.end = self._laid_out = 0
         self.head = EMPTY_HEAD
         self.closed: list[int] = []
+        self.redacted_at = 0
         self._sealing: Sealing | None = None
         self.is_on_disk = False
         try:
@@ -161,6 +165,22 @@ class StreamLog:
         self._stop_sealing()
         return bool(self.closed)
 
+    def write_anew(self, by: Record, contents: Mapping[int, bytes | None]) -> None:
+        """Prepare an erasure that the record `by` will decide about."""
+        self._stop_sealing()
+        if any(position >= self.segment for position in contents):
+            self.rotate()
+        names = [name for name in segments_of(self._files.listdir(self.folder)) if name.first < self.segment]
+        erasing.write_anew(self._files, self.folder, names, by, contents)
+
+    def finish_erasure(self) -> None:
+        """Let what was written anew take its place, or remove it: whichever the stream says."""
+        view = StreamView(self._files, self._root, self.stream)
+        tail = Tail(self.end, self.end, self.head, 0)
+        if erasing.finish(self._files, view, End(self.segment, tail)):
+            self.redacted_at = self.head.position
+        self.closed = [name.first for name in view.segments()[:-1] if not name.sealed]
+
     def sync_mark(self) -> None:
         """Let the mark reach the disk."""
         self._files.fsync(self._mark_fd)
@@ -201,6 +221,7 @@ class StreamLog:
             mark = view.mark()
             assert mark is not None, "a stream that has begun has a mark"
             end = settle(self._files, view, mark)
+            erasing.finish(self._files, view, end)
             self._mark, self.segment, self.end, self.head = mark, end.segment, end.tail.end, end.head
             names = view.segments()
             self.closed = [name.first for name in names[:-1] if not name.sealed]
@@ -267,7 +288,7 @@ class StreamLog:
         source = FileBytes(self._files, self._sealing_fd, self._files.size(self._sealing_fd))
         header = read_header(self._files, self._sealing_fd, path, first)
         draft = self.folder / (SegmentName(first, sealed=True).file_name + DRAFT_SUFFIX)
-        return Sealing(self._files, source, header, draft)
+        return Sealing(self._files, walk(source, Place(header.size, first), path, first), header, draft)
 
     def _finish_sealing(self, sealing: Sealing, first: int) -> None:
         """Give the sealed segment its name; only then does the one that it was made from lose its own."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import Head
 from refold.journal.stores.segments import compression
-from refold.journal.stores.segments.files import CREATE, READ, FileLayer, damaged, write_all
+from refold.journal.stores.segments.files import CREATE, READ, FileLayer, close_read, damaged, write_all
 from refold.journal.stores.segments.frames import (
     MAX_SEGMENT_HEADER_BYTES,
     Group,
@@ -25,7 +25,7 @@ from refold.journal.stores.segments.frames import (
     pack_segment_header,
     unpack_segment_header,
 )
-from refold.journal.stores.segments.scan import Bytes, HeldBytes, Place, walk
+from refold.journal.stores.segments.scan import HeldBytes, Place, walk
 from refold.journal.stores.segments.tail import head_behind
 
 BLOCK_BYTES = 1 << 19
@@ -35,6 +35,10 @@ _STOP = struct.Struct(">QQ32s")
 _END = struct.Struct(">QIIB")
 _CRC = struct.Struct(">I")
 _END_BYTES = _END.size + _CRC.size + len(_END_MAGIC)
+
+
+Groups = Iterator[tuple[Group, bytes]]
+"""Groups of a segment, each with all that follows its header."""
 
 
 class Block(NamedTuple):
@@ -75,7 +79,7 @@ class SealedSegment:
             self.index = _read_index(files, self._fd, path, self.header)
             self._codec = compression.codec(self.index.codec)
         except BaseException:
-            files.close(self._fd)
+            close_read(files, self._fd)
             raise
 
     def groups(self, start: int) -> Iterator[tuple[Group, bytes]]:
@@ -98,7 +102,7 @@ class SealedSegment:
 
     def close(self) -> None:
         """Close the file."""
-        self._files.close(self._fd)
+        close_read(self._files, self._fd)
 
     def _unpack(self, block: Block) -> bytes:
         packed = self._files.pread(self._fd, block.packed_bytes, block.offset)
@@ -160,22 +164,22 @@ def _unpack_index(files: FileLayer, fd: int, size: int, last: bytes, header: Seg
 class Sealing:
     """A closed segment on its way to being sealed, a block at a time."""
 
-    __slots__ = ("_blocks", "_codec", "_fd", "_files", "_groups", "_head", "_offset", "_path", "_source", "draft")
+    __slots__ = ("_blocks", "_codec", "_fd", "_files", "_groups", "_head", "_next", "_offset", "_path", "draft")
 
-    def __init__(self, files: FileLayer, source: Bytes, header: SegmentHeader, draft: Path) -> None:
+    def __init__(self, files: FileLayer, groups: Groups, header: SegmentHeader, draft: Path) -> None:
         """Begin the file `draft`.
 
         Args:
             files: the file system.
-            source: the closed segment's bytes.
+            groups: the closed segment's, all of them.
             header: its header.
             draft: the file to write; `finish` leaves it synced, under this name.
         """
         self._files, self._path, self.draft = files, draft, draft
         self._codec = compression.best_codec()
         self._head = header.head
-        self._source = source
-        self._groups = walk(source, Place(header.size, header.head.position), draft, header.head.position - 1)
+        self._groups = groups
+        self._next: tuple[Group, bytes] | None = None
         self._blocks: list[Block] = []
         self._fd = files.open(draft, CREATE)
         self._offset = 0
@@ -189,20 +193,20 @@ class Sealing:
             JournalCorrupt: the segment is damaged; sealing it would hide that.
         """
         parts: list[bytes] = []
-        num_bytes, position, head, end = 0, self._head.position, self._head, 0
-        for group, body in self._groups:
+        num_bytes, position, head = 0, self._head.position, self._head
+        while (following := self._next or next(self._groups, None)) is not None and num_bytes < BLOCK_BYTES:
+            self._next = None
+            group, body = following
             if not is_whole(group, body):
                 raise damaged(self._path, group.position, "edited", "has another checksum than when it was written")
             head = head_behind(group, body, head)
             parts += (pack_group_header(group), body)
-            end = group.end
-            num_bytes += end - group.start
-            if num_bytes >= BLOCK_BYTES:
-                break
+            num_bytes += group.end - group.start
+        self._next = following
         if parts:
             self._pack(position, b"".join(parts))
         self._head = head
-        return 0 < end < self._source.limit
+        return following is not None
 
     def finish(self) -> Head:
         """Write the index and sync; the head behind the last record."""

@@ -13,14 +13,14 @@ handle: then the records are not in. If that fails too, nobody knows, and the me
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record
 from refold.journal.snapshots import Snapshot
-from refold.journal.store import DEFAULT_STREAM
+from refold.journal.store import DEFAULT_STREAM, Erased
 from refold.journal.stores.guards import check_continues, check_replicates, check_stream_name, not_open, refuse
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain, write_file
@@ -85,10 +85,7 @@ class SegmentStore(SegmentReader):
     def append(self, stream: str, records: Sequence[Record]) -> Head:
         """Add records at the head, all or none; on disk when this returns."""
         with self._lock:
-            self._check_usable()
-            log = self._logs.get(stream)
-            if log is None:
-                raise not_open(stream)
+            log = self._opened(stream)
             after = (check_replicates if log.is_replica else check_continues)(log.head, records)
             frame = pack_group(records[0].position, after.engine_epoch, records)
             if len(frame) > MAX_PAYLOAD_BYTES:
@@ -98,10 +95,33 @@ class SegmentStore(SegmentReader):
                 self.maintain()
             return after
 
+    def erase_content(self, stream: str, records: Sequence[Record], contents: Mapping[int, bytes | None]) -> Erased:
+        """Add records at the head, replace contents before it, and forget every snapshot: all or nothing."""
+        with self._lock:
+            log = self._opened(stream)
+            after = check_continues(log.head, records)
+            assert all(0 <= position < log.head.position for position in contents), "only what is there can be erased"
+            frame = pack_group(records[0].position, after.engine_epoch, records)
+            with log.fence():
+                self._check_ours(stream, log)
+                try:
+                    log.write_anew(records[0], contents)
+                    log.write(frame, after)
+                except OSError as error:
+                    self._settle(stream, log, after, error)
+                try:
+                    log.finish_erasure()
+                except (OSError, JournalError) as error:
+                    self._give_up(stream)
+                    cause = explain(error, log.folder, "rename in") if isinstance(error, OSError) else error
+                    return Erased(after, f"{cause}; opening the journal finishes it")
+            return Erased(after)
+
     def save_snapshot(self, stream: str, snapshot: Snapshot) -> None:
-        """Keep a snapshot, in the place of one at the same position."""
+        """Keep a snapshot, in the place of one at the same position; not one from before a redaction, which may know too much."""
         with self._owning(stream) as log:
-            write_file(self._files, log.folder / snapshot_name(snapshot.position), pack_snapshot(snapshot))
+            if snapshot.position >= log.redacted_at:
+                write_file(self._files, log.folder / snapshot_name(snapshot.position), pack_snapshot(snapshot))
 
     def drop_snapshots(self, stream: str, positions: Sequence[int]) -> None:
         """Forget snapshots."""
@@ -130,10 +150,7 @@ class SegmentStore(SegmentReader):
             JournalError: the stream isn't open here, the storage failed, or a segment is damaged.
         """
         with self._lock:
-            self._check_usable()
-            log = self._logs.get(stream)
-            if log is None:
-                raise not_open(stream)
+            log = self._opened(stream)
             try:
                 log.rotate()
                 while log.seal_some():
@@ -168,10 +185,7 @@ class SegmentStore(SegmentReader):
     def _owning(self, stream: str) -> Iterator[StreamLog]:
         """Work on what lies beside the segments, which only their owner may."""
         with self._lock:
-            self._check_usable()
-            log = self._logs.get(stream)
-            if log is None:
-                raise not_open(stream)
+            log = self._opened(stream)
             with log.fence():
                 self._check_ours(stream, log)
                 try:
@@ -202,6 +216,13 @@ class SegmentStore(SegmentReader):
         if doubt is not None:
             raise JournalError(f"{cause}; {doubt}; open the journal again to find out") from error
         raise cause from error
+
+    def _opened(self, stream: str) -> StreamLog:
+        self._check_usable()
+        log = self._logs.get(stream)
+        if log is None:
+            raise not_open(stream)
+        return log
 
     def _give_up(self, stream: str) -> None:
         """Stop owning: from here on `head` says what the next owner will find."""

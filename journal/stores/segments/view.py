@@ -5,14 +5,14 @@ a power cut could take back. When nobody owns it, whole groups above the mark co
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.stores.ownership import owner_of
-from refold.journal.stores.segments.files import READ, FileLayer, damaged, explain
+from refold.journal.stores.segments.files import READ, FileLayer, close_read, damaged, explain
 from refold.journal.stores.segments.folder import SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import Group, SegmentHeader
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, read_mark
@@ -106,7 +106,7 @@ class StreamView:
             except OSError as error:
                 raise explain(error, path, "read") from error
             finally:
-                self._files.close(fd)
+                close_read(self._files, fd)
         raise damaged(path, 0, "deleted", "and all after it have lost the mark of their end")
 
     def segments(self) -> list[SegmentName]:
@@ -126,7 +126,7 @@ class StreamView:
         except OSError as error:
             raise explain(error, self.folder / name, "read") from error
         finally:
-            self._files.close(fd)
+            close_read(self._files, fd)
 
     def names(self) -> list[str]:
         """The names in the stream's folder; none if it never began."""
@@ -194,7 +194,7 @@ class StreamView:
             try:
                 yield fd, read_header(self._files, fd, path, name.first), self._files.size(fd)
             finally:
-                self._files.close(fd)
+                close_read(self._files, fd)
 
     @contextlib.contextmanager
     def _reading(self, name: SegmentName) -> Iterator[None]:
@@ -203,7 +203,7 @@ class StreamView:
         except OSError as error:
             raise explain(error, self.folder / name.file_name, "read") from error
 
-    def records(self, start: int, end: End, previous: Head | None) -> Iterator[Record]:
+    def records(self, start: int, end: End, previous: Head | None) -> Generator[Record, None, None]:
         """The records from `start` up to `end`; `previous` is the head that they continue, if it's known.
 
         Raises:
@@ -263,7 +263,7 @@ class StreamView:
             if limit > size:
                 raise self._cut_off(path, max(start, name.first))
         finally:
-            self._files.close(fd)
+            close_read(self._files, fd)
 
     def _cut_off(self, path: Path, position: int) -> JournalCorrupt:
         return damaged(path, position, "truncated", "was acknowledged, but the file ends before it")
