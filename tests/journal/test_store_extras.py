@@ -21,6 +21,11 @@ def _sqlite(tmp_path, *, exclusive):
     return lambda: SqlStore(url, exclusive=exclusive)
 
 
+def _segments(tmp_path, *, exclusive):
+    migrations.ensure(f"segments:///{tmp_path / 'journal'}")
+    return lambda: SegmentStore(tmp_path / "journal", exclusive=exclusive)
+
+
 def _postgres(url, *, exclusive):
     return lambda: SqlStore(url, exclusive=exclusive)
 
