@@ -1,0 +1,138 @@
+"""`refold copy`: a journal from one store to another."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from refold.engine.cli.console import json_option, note, reading, verb, write, write_json
+from refold.engine.cli.failures import Complaint
+from refold.engine.cli.progress import bar
+from refold.engine.history.plain import count, safe
+from refold.journal.errors import JournalError, Rejected
+from refold.journal.record import Head
+from refold.journal.replicas import ReplicaStore
+from refold.journal.store import DEFAULT_STREAM
+
+if TYPE_CHECKING:
+    from refold.journal.store import JournalReader
+
+POLL_S = 0.2
+
+EXAMPLES = """Examples:
+  refold copy refold.db backup.db                        what is there now; the engine may go on writing refold.db
+  refold copy refold.db postgresql://user@host/journals  the same command again goes on where it was, or catches up
+  refold copy --follow refold.db segments:///replica     and whatever comes, until Ctrl-C
+
+Exit status: 0 copied and verified, 2 the target holds something else, 3 a journal is damaged, 5 an engine writes the target."""
+
+
+@verb("copy", EXAMPLES)
+@click.option("--stream", default=None, metavar="NAME", help="Only this stream; all of them without.")
+@click.option("--follow", is_flag=True, help="Go on copying what is appended, until interrupted.")
+@json_option
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+def command(stream: str | None, follow: bool, as_json: bool, source: str, target: str) -> None:
+    """Copy a journal between any two stores, record for record, and verify the copy.
+
+    Positions, engine epochs, times and hashes stay what they are, so the copy's head is the original's, and an engine can
+    open it. What is in the target already is not copied again: after a kill at any moment, the same command goes on. The
+    original may be live; what was there when the copying began is copied. The target must be new, or a copy of the same.
+    """
+    _refuse_itself(source, target)
+    with reading(source) as reader:
+        names = _streams(reader, stream)
+        if follow and len(names) != 1:
+            raise Complaint(f"{count(len(names), 'stream')} can't be followed at once", "name one with --stream")
+        store = _open_target(target)
+        try:
+            for name in names:
+                report = _copy(reader, store, name, source, target)
+                _say(report, as_json)
+            if follow:
+                _follow(reader, store, names[0])
+        finally:
+            store.close()
+
+
+def _copy(reader: "JournalReader", store: ReplicaStore, stream: str, source: str, target: str) -> dict[str, Any]:
+    from refold.engine.history.verify import format_head
+    from refold.journal.copying import copy_newest_snapshot, copy_stream, verify_copy
+
+    goal = reader.head(stream)
+    started_s = time.perf_counter()
+    with bar(f"copying {stream}", goal.position, "records") as progress:
+        copied = copy_stream(reader, store, stream, on_records=progress.advance)
+    with bar(f"verifying {stream}", copied.head.position, "records") as progress:
+        if copied.head.position:
+            verify_copy(store, stream, copied.head, progress.advance)
+    return {
+        "schema": "refold.copy/1",
+        "from": source,
+        "to": target,
+        "stream": stream,
+        "num_records": copied.head.position,
+        "num_copied": copied.head.position - copied.num_found,
+        "head": format_head(copied.head),
+        "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
+        "seconds": round(time.perf_counter() - started_s, 3),
+    }
+
+
+def _say(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        write_json(report)
+        return
+    found = report["num_records"] - report["num_copied"]
+    there = f", {found:,} were there" if found else ""
+    write(f"copied {count(report['num_copied'], 'record')} of stream {safe(report['stream'])}{there}; verified")
+    write(f"  head {report['head']}")
+
+
+def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:
+    """Copy what comes. Ctrl-C ends it between two batches."""
+    from refold.journal.copying import copy_on
+
+    head: Head = store.head(stream)
+    note("following; Ctrl-C ends")
+    try:
+        while True:
+            goal = reader.head(stream)
+            if goal.position > head.position:
+                head = copy_on(reader, store, stream, head, goal)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        note(f"copied up to {head.position}")
+
+
+def _streams(reader: "JournalReader", stream: str | None) -> list[str]:
+    names = reader.streams() if hasattr(reader, "streams") else [DEFAULT_STREAM]
+    if stream is None:
+        return list(names) or [DEFAULT_STREAM]
+    if stream not in names:
+        raise Complaint(f"no stream {stream!r} in that journal", f"it has {', '.join(map(safe, names)) or 'none'}")
+    return [stream]
+
+
+def _open_target(target: str) -> ReplicaStore:
+    from refold.journal.stores import open_store
+    from refold.journal.stores.location import locate
+    from refold.migrations import ensure
+
+    if locate(target).kind == "memory":
+        raise Rejected("a copy in memory: would be gone at once: name a file, a folder or a database")
+    ensure(target)
+    store = open_store(target)
+    if not isinstance(store, ReplicaStore):
+        raise JournalError(f"{target!r} is a store that takes no copies: it has no open_replica")
+    return store
+
+
+def _refuse_itself(source: str, target: str) -> None:
+    from refold.journal.stores.location import locate
+
+    ours, theirs = locate(source), locate(target)
+    same_file = ours.path is not None and theirs.path is not None and ours.path.resolve() == theirs.path.resolve()
+    if same_file or (ours.path is None and ours.url == theirs.url):
+        raise Rejected("a journal can't be copied to itself: name another target")

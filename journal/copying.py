@@ -1,0 +1,141 @@
+"""Copying a stream from one store to another, record for record: same positions, epochs, times, contents and hashes.
+
+What is in the target already is not copied again, so a copy that was killed goes on where it was. First it's made sure that the
+target is a beginning of the source: the record before the target's end has the same hash there, and a hash stands for
+everything before it. Every record is verified against its chain on its way in, and the target is read and verified at the end.
+
+The source may be written meanwhile: what was there when the copying began is copied, or, to follow, whatever comes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from refold.journal.errors import JournalCorrupt, Rejected
+from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, size_of
+from refold.journal.replicas import ReplicaStore
+from refold.journal.snapshots import SnapshotReader, SnapshotStore
+from refold.journal.store import JournalReader
+from refold.journal.verify import verified
+
+BATCH_RECORDS = 1024
+BATCH_BYTES = 4 << 20
+
+
+class Copied(NamedTuple):
+    """What a copy did: the target's head, and how many of its records were there before."""
+
+    head: Head
+    num_found: int
+
+
+def copy_stream(
+    source: JournalReader,
+    target: ReplicaStore,
+    stream: str,
+    *,
+    on_records: Callable[[int], None] = lambda _: None,
+) -> Copied:
+    """Copy what the source has now. The target's stream is open for copying when this returns.
+
+    Args:
+        source: where from; may be live.
+        target: where to.
+        stream: of both.
+        on_records: called with the number of records that have been found or copied.
+
+    Raises:
+        Rejected: the target holds something else.
+        JournalCorrupt: the source is damaged; what is before the damage has been copied.
+        JournalOwned: a live engine writes the target.
+        JournalError: a store failed; the copy can go on later.
+    """
+    goal = source.head(stream)
+    start = target.open_replica(stream)
+    check_beginning(source, stream, start, goal)
+    on_records(start.position)
+    copy_on(source, target, stream, start, goal, on_records)
+    return Copied(target.head(stream), start.position)
+
+
+def copy_on(
+    source: JournalReader,
+    target: ReplicaStore,
+    stream: str,
+    start: Head,
+    goal: Head,
+    on_records: Callable[[int], None] = lambda _: None,
+) -> Head:
+    """Copy the records from `start`, where the target ends, up to `goal`. Raises as `copy_stream`."""
+    head = start
+    records = verified(source.read(stream, start.position, goal.position), start._replace(engine_epoch=0), expect=goal)
+    for batch in batches(records):
+        head = target.append(stream, batch)
+        on_records(len(batch))
+    return head
+
+
+def check_beginning(source: JournalReader, stream: str, there: Head, goal: Head) -> None:
+    """See to it that a stream that ends at `there` is a beginning of the source's.
+
+    Raises:
+        Rejected: it isn't.
+    """
+    if there.position > goal.position:
+        raise Rejected(
+            f"the target has {there.position} records of stream {stream!r}, the source {goal.position}: it is no copy of the "
+            "source; copy to another journal"
+        )
+    if there.position == 0:
+        return
+    last = next(iter(source.read(stream, there.position - 1, there.position)), None)
+    if last is None or last.hash != there.hash:
+        raise Rejected(
+            f"record {there.position - 1} of stream {stream!r} is another one in the target than in the source: it is no copy "
+            "of the source; copy to another journal"
+        )
+
+
+def verify_copy(
+    target: JournalReader, stream: str, expect: Head, on_records: Callable[[int], None] = lambda _: None
+) -> None:
+    """Read the target's stream from the start and verify that it leads to `expect`.
+
+    Raises:
+        JournalCorrupt: it doesn't.
+    """
+    head = EMPTY_HEAD
+    for record in verified(target.read(stream), expect=expect):
+        head = head_after(record)
+        on_records(1)
+    if (head.position, head.hash) != (expect.position, expect.hash):
+        raise JournalCorrupt(
+            f"the copy of stream {stream!r} ends at {head.position}, expected {expect.position}: copy it again, to another "
+            "journal",
+            position=head.position,
+            kind="edited",
+        )
+
+
+def copy_newest_snapshot(source: JournalReader, target: object, stream: str, stop: int) -> int | None:
+    """Take over the newest snapshot of the source that is not beyond `stop`; its position. It's checked when it is used."""
+    if not isinstance(source, SnapshotReader) or not isinstance(target, SnapshotStore):
+        return None
+    for entry in reversed(source.snapshots(stream)):
+        if entry.position <= stop and (snapshot := source.load_snapshot(stream, entry.position)) is not None:
+            target.save_snapshot(stream, snapshot)
+            return entry.position
+    return None
+
+
+def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records in lists that one transaction takes well."""
+    batch: list[Record] = []
+    num_bytes = 0
+    for record in records:
+        batch.append(record)
+        num_bytes += size_of(record)
+        if len(batch) >= BATCH_RECORDS or num_bytes >= BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
