@@ -39,6 +39,7 @@ VERBS = {
     "request": Verb("request", "Tell the life of one request."),
     "verify": Verb("verify", "Check the hash chain, the laws and the digests."),
     "redact": Verb("redact", "Erase what a finished request said."),
+    "stat": Verb("stat", "Show a journal's size, rates and growth."),
     "copy": Verb("copy", "Copy a journal to another store, verified."),
     "migrate": Verb("migrate", "Create or upgrade a journal's tables."),
     "demo": Verb("demo", "Kill an engine half way, recover, and prove that nothing was lost."),

@@ -1,0 +1,129 @@
+"""The journal in numbers, for little reading: its ends, its newest snapshot, and the records behind that.
+
+Counts of requests and tokens are totals that the fold keeps, so the newest snapshot has them up to its position, and only what
+lies behind it is read. What kinds of events there are and how many bytes each takes needs every record: that is asked for.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from refold.engine.folding import nearest
+from refold.journal.archives import Archive, ArchivedReader, border_of
+from refold.journal.codec import decode
+from refold.journal.record import Head, size_of
+from refold.journal.snapshots import SnapshotEntry, SnapshotReader
+from refold.journal.store import DEFAULT_STREAM, JournalReader
+from refold.projections.totals import Totals
+
+NS_PER_S = 1_000_000_000
+NS_PER_DAY = 86_400 * NS_PER_S
+RECENT_RECORDS = 1024
+
+
+class Span(NamedTuple):
+    """Some records: how many, from when to when, and their bytes of body and content where they were counted."""
+
+    num_records: int
+    first_ns: int
+    last_ns: int
+    num_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took to write them. At least 0, whatever the clock did."""
+        return max(0, self.last_ns - self.first_ns) / NS_PER_S
+
+
+class Kind(NamedTuple):
+    """Events of one kind: how many, and their bytes as JSON, content included."""
+
+    num_events: int
+    num_bytes: int
+
+
+class Statistics(NamedTuple):
+    """What is known of one stream. `kinds` is empty if it wasn't asked for."""
+
+    head: Head
+    border: Head
+    all: Span
+    recent: Span
+    totals: Totals
+    snapshots: list[SnapshotEntry]
+    archives: list[Archive]
+    kinds: dict[str, Kind]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens a second of the stream's life; None of one that has none."""
+        return self.totals.tokens / self.all.seconds if self.all.seconds else None
+
+    @property
+    def records_per_s(self) -> float | None:
+        """Over the most recent records, which may be much more than over all."""
+        return self.recent.num_records / self.recent.seconds if self.recent.seconds else None
+
+
+def statistics(
+    reader: JournalReader,
+    stream: str = DEFAULT_STREAM,
+    *,
+    by_kind: bool = False,
+    on_record: Callable[[], None] = lambda: None,
+) -> Statistics | None:
+    """The numbers of a stream; None if nothing was written to it. `by_kind` reads every record.
+
+    Raises:
+        JournalError: the journal can't be read, or records that are needed are archived and not within reach.
+    """
+    head = reader.head(stream)
+    if not head.position:
+        return None
+    border = border_of(reader, stream)
+    totals, kinds = (_count_all if by_kind else _count_rest)(reader, stream, head.position, on_record)
+    return Statistics(
+        head=head,
+        border=border,
+        all=_span(reader, stream, border.position, head.position),
+        recent=_span(reader, stream, max(border.position, head.position - RECENT_RECORDS), head.position),
+        totals=totals,
+        snapshots=reader.snapshots(stream) if isinstance(reader, SnapshotReader) else [],
+        archives=reader.archives(stream) if isinstance(reader, ArchivedReader) else [],
+        kinds=kinds,
+    )
+
+
+def _span(reader: JournalReader, stream: str, start: int, stop: int) -> Span:
+    (first,) = reader.read(stream, start, start + 1)
+    (last,) = reader.read(stream, stop - 1, stop)
+    return Span(stop - start, first.time_ns, last.time_ns)
+
+
+def _count_rest(
+    reader: JournalReader, stream: str, stop: int, on_record: Callable[[], None]
+) -> tuple[Totals, dict[str, Kind]]:
+    """The totals of the newest snapshot, and of what lies behind it."""
+    folded, head = nearest(reader, stream, stop)
+    for record in reader.read(stream, head.position, stop):
+        folded.totals.observe_all(decode(record))
+        on_record()
+    return folded.totals, {}
+
+
+def _count_all(
+    reader: JournalReader, stream: str, stop: int, on_record: Callable[[], None]
+) -> tuple[Totals, dict[str, Kind]]:
+    totals, kinds = Totals(), dict[str, Kind]()
+    encoder = msgspec.json.Encoder()
+    for record in reader.read(stream, 0, stop):
+        events = decode(record)
+        totals.observe_all(events)
+        sizes = [len(encoder.encode(event)) for event in events] if len(events) > 1 else [size_of(record)]
+        for event, size in zip(events, sizes, strict=True):
+            name = type(event).__name__
+            known = kinds.get(name, Kind(0, 0))
+            kinds[name] = Kind(known.num_events + 1, known.num_bytes + size)
+        on_record()
+    return totals, dict(sorted(kinds.items(), key=lambda item: -item[1].num_bytes))
