@@ -3,30 +3,33 @@
     magic, length and JSON of a header, blocks, index, length and checksum of the index, magic again
 
 The header says how a record is laid out, so that a later refold reads what this one wrote. A block is some megabytes of records,
-column by column, compressed with Zstandard (the package `zstandard`), or with LZMA where that isn't installed; each
-says which, and has a checksum. The index says where each block is. A file is written beside its name, synced and
+column by column, compressed with Zstandard, or with zlib where that isn't installed (`refold[zstd]`); each says which, and
+has a checksum. The index says where each block is. A file is written beside its name, synced and
 renamed, so one that has its name is whole.
+
+A file whose name ends in `.parquet` is Parquet instead (`refold.journal.archive_parquet`).
 """
 
 import hashlib
-import lzma
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from refold.journal import archive_parquet
 from refold.journal.archives import Archive
 from refold.journal.errors import JournalCorrupt, JournalError, SchemaTooNew
 from refold.journal.record import Head, Record, content_to_store, head_after, restored, size_of
+from refold.journal.stores.segments.compression import best_codec, codec
 
+PARQUET = ".parquet"
 BLOCK_BYTES = 4 << 20
 BLOCK_RECORDS = 8192
 _MAGIC = b"refold archive 1"
 _LENGTH = struct.Struct(">Q")
-_ZSTD_LEVEL = 10
 _LAYOUT = 2  # columns as `restored` takes them
 
 
@@ -37,13 +40,14 @@ class _Header(msgspec.Struct):
 
 
 class _Block(msgspec.Struct, array_like=True):
-    """Where a block of records is: `codec` is `zstd` or `lzma`."""
+    """Where a block of records is, and how it's packed."""
 
     start: int
     count: int
-    codec: str
+    codec: int
     offset: int
     num_bytes: int
+    num_unpacked_bytes: int
     checksum: bytes
 
 
@@ -60,15 +64,20 @@ def write_archive(path: Path, stream: str, records: Iterable[Record]) -> Archive
     """
     beside = path.with_name(path.name + ".part")
     try:
-        with beside.open("wb") as file:
-            start, head = _write(file, stream, records)
-            file.flush()
+        if path.suffix == PARQUET:
+            start, head = archive_parquet.write_rows(beside, _grouped(records))
+        else:
+            with beside.open("wb") as file:
+                start, head = _write(file, stream, records)
+        with beside.open("rb+") as file:
             os.fsync(file.fileno())
         beside.replace(path)
         _sync_folder(path.parent)
         return describe(path, start, head)
-    except OSError as error:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise JournalError(
             f"cannot write {path}: {error.strerror}; nothing was archived, make room and try again"
         ) from error
@@ -89,6 +98,9 @@ def read_archive(path: Path, start: int = 0, stop: int | None = None) -> Iterato
         JournalError: it can't be read.
     """
     try:
+        if path.suffix == PARQUET:
+            yield from archive_parquet.read_rows(path, start, stop)
+            return
         with path.open("rb") as file:
             opened = _open(path, file)
             for block in opened.blocks:
@@ -133,10 +145,11 @@ def _grouped(records: Iterable[Record]) -> Iterator[list[Record]]:
 def _write_block(file: BinaryIO, group: list[Record]) -> _Block:
     rows = [(*record[:5], *content_to_store(record), record.hash) for record in group]
     columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
-    codec, packed = compress(msgspec.msgpack.encode(columns))
-    block = _Block(group[0].position, len(group), codec, file.tell(), len(packed), hashlib.sha256(packed).digest())
+    data, packer = msgspec.msgpack.encode(columns), best_codec()
+    packed = packer.pack(data)
+    place = (packer.number, file.tell(), len(packed), len(data))
     file.write(packed)
-    return block
+    return _Block(group[0].position, len(group), *place, hashlib.sha256(packed).digest())
 
 
 def _open(path: Path, file: BinaryIO) -> _Opened:
@@ -175,7 +188,8 @@ def _read_block(path: Path, file: BinaryIO, block: _Block) -> Iterator[Record]:
             position=block.start,
             kind="edited",
         )
-    columns = msgspec.msgpack.decode(_CODECS[block.codec](packed), type=list[list[Any]])
+    data = codec(block.codec).unpack(packed, block.num_unpacked_bytes)
+    columns = msgspec.msgpack.decode(data, type=list[list[Any]])
     yield from map(restored, zip(*columns, strict=True))
 
 
@@ -189,26 +203,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-# -- codecs -----------------------------------------------------------------------------------------------------------
-
-
-def compress(data: bytes) -> tuple[str, bytes]:
-    """The codec's name and the compressed bytes."""
-    try:
-        import zstandard  # noqa: PLC0415 - optional
-    except ModuleNotFoundError:
-        return "lzma", lzma.compress(data, preset=3)
-    return "zstd", zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
-
-
-def _unzstd(data: bytes) -> bytes:
-    try:
-        import zstandard  # noqa: PLC0415 - optional
-    except ModuleNotFoundError as error:
-        raise JournalError("this archive is compressed with Zstandard: install the package zstandard") from error
-    return zstandard.ZstdDecompressor().decompress(data)
-
-
-_CODECS: dict[str, Callable[[bytes], bytes]] = {"zstd": _unzstd, "lzma": lzma.decompress}

@@ -41,6 +41,8 @@ VERBS = {
     "redact": Verb("redact", "Erase what a finished request said."),
     "stat": Verb("stat", "Show a journal's size, rates and growth."),
     "copy": Verb("copy", "Copy a journal to another store, verified."),
+    "archive": Verb("archive", "Move the oldest records to a compressed file."),
+    "compact": Verb("compact", "Give back the room of what isn't needed."),
     "migrate": Verb("migrate", "Create or upgrade a journal's tables."),
     "demo": Verb("demo", "Kill an engine half way, recover, and prove that nothing was lost."),
 }

@@ -181,6 +181,10 @@ class Database(ABC):
         """Housekeeping that is due; with `idle`, whatever there is."""
 
     @abstractmethod
+    def vacuum(self) -> None:
+        """Give the room of what was deleted back to whom it came from. All or nothing, and it may take a while."""
+
+    @abstractmethod
     def stop_writing(self) -> None:
         """Give the right to write back, in good order if possible."""
 

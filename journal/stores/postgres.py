@@ -190,6 +190,10 @@ class PostgresDatabase(Database):
         except sa.exc.SQLAlchemyError as error:
             self.after_error(error)
 
+    def vacuum(self) -> None:
+        """Mark the room as free for new rows; the server needs no more, and a full one would lock everybody out."""
+        self.writing().exec_driver_sql("VACUUM journal_records, journal_snapshots, journal_archives")
+
     def stop_writing(self) -> None:
         if self.writer is not None:
             self.maintain(idle=True)

@@ -186,6 +186,21 @@ class SqlStore(SqlReader):
             _save_head(connection, stream, stream_id, self._opened[stream].head)
             return sql_snapshots.drop_archived(connection, stream_id, limit)
 
+    def compact(self, stream: str = DEFAULT_STREAM) -> None:
+        """Give the room of deleted records and snapshots back.
+
+        Raises:
+            JournalError: the stream isn't open here, or the storage failed; the journal is as it was.
+        """
+        with self._lock:
+            if stream not in self._opened:
+                raise not_open(stream)
+            try:
+                self._database.vacuum()
+            except sa.exc.SQLAlchemyError as error:
+                self._database.after_error(error)
+                raise self._database.explain(error, "compact") from error
+
     @contextlib.contextmanager
     def _owning(self, stream: str, num_bytes: int = 0) -> Iterator[tuple[sa.Connection, int]]:
         """One transaction of this stream's owner, about anything but its records; it writes about so many bytes."""

@@ -137,6 +137,16 @@ class SqliteDatabase(Database):
         with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite_engine.DriverError):
             sqlite_engine.checkpoint(self.writer, "PASSIVE")
 
+    def vacuum(self) -> None:
+        """In WAL mode, where a killed one is undone by whoever reads next; the pages keep their size."""
+        connection = self.writing()
+        try:
+            sqlite_engine.driver(connection).execute("VACUUM")
+            sqlite_engine.checkpoint(connection, "TRUNCATE")
+        except sqlite_engine.DriverError as error:
+            raise sa.exc.DBAPIError("VACUUM", None, error) from error
+        self._wal_bytes = 0
+
     def stop_writing(self) -> None:
         """Fold the WAL into the file, and let go of the lock."""
         if self.writer is not None:
