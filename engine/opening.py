@@ -77,10 +77,10 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
     return base, recovery
 
 
-def fold_on(reader: JournalReader, stream: str, base: Base, expect: Head) -> Base:
-    """Fold the records from `base` up to `expect` into it. Raises as `fold_journal`."""
+def fold_on(reader: JournalReader, stream: str, base: Base, expect: Head, *, is_whole: bool = True) -> Base:
+    """Fold the records from `base` up to `expect` into it; `is_whole`: that is the stream's end. Raises as `fold_journal`."""
     folded, head = base
-    for record in verified(reader.read(stream, head.position, expect.position), head, expect=expect):
+    for record in verified(reader.read(stream, head.position, expect.position), head, expect, is_whole=is_whole):
         fold_record(folded, record)
         head = head_after(record)
     return Base(folded, head)

@@ -4,6 +4,8 @@ What is in the target already is not copied again, so a copy that was killed goe
 target is a beginning of the source: the record before the target's end has the same hash there, and a hash stands for
 everything before it. Every record is verified against its chain on its way in, and the target is read and verified at the end.
 
+What was erased from the source before it was copied is not in the copy. What is erased later stays in it: redact the copy too.
+
 The source may be written meanwhile: what was there when the copying began is copied, or, to follow, whatever comes.
 """
 
@@ -67,7 +69,8 @@ def copy_on(
 ) -> Head:
     """Copy the records from `start`, where the target ends, up to `goal`. Raises as `copy_stream`."""
     head = start
-    records = verified(source.read(stream, start.position, goal.position), start._replace(engine_epoch=0), expect=goal)
+    there = start._replace(engine_epoch=0)
+    records = verified(source.read(stream, start.position, goal.position), there, goal, is_whole=False)
     for batch in batches(records):
         head = target.append(stream, batch)
         on_records(len(batch))
@@ -104,7 +107,7 @@ def verify_copy(
         JournalCorrupt: it doesn't.
     """
     head = EMPTY_HEAD
-    for record in verified(target.read(stream), expect=expect):
+    for record in verified(target.read(stream), expect=expect, is_whole=False):
         head = head_after(record)
         on_records(1)
     if (head.position, head.hash) != (expect.position, expect.hash):

@@ -106,7 +106,7 @@ def compact_stream(store: JournalStore, stream: str, on_records: Callable[[int],
 def _keep_snapshot(store: JournalStore, stream: str, goal: Head) -> None:
     """The snapshot at the border stands for the archive: with it, an engine opens without it."""
     if isinstance(store, SnapshotStore):
-        base = fold_on(store, stream, nearest(store, stream, goal.position), goal)
+        base = fold_on(store, stream, nearest(store, stream, goal.position), goal, is_whole=False)
         store.save_snapshot(stream, snapshot_of(*base))
 
 
@@ -134,7 +134,7 @@ def _write(
             raise Rejected(f"{path} exists and holds something else ({error}): name another folder") from error
     else:
         records = store.read(stream, start.position, goal.position)
-        write_archive(path, stream, _counted(verified(records, start, expect=goal), on_records))
+        write_archive(path, stream, _counted(verified(records, start, goal, is_whole=False), on_records))
         _check(path, start, goal)
     return describe(path, start.position, goal)
 
@@ -143,7 +143,7 @@ def _check(path: Path, start: Head, goal: Head) -> None:
     """The file leads from `start` to `goal`, record by record."""
     from refold.journal.archive_file import read_archive  # noqa: PLC0415 - only who archives needs it
 
-    count = sum(1 for _ in verified(read_archive(path), start, expect=goal))
+    count = sum(1 for _ in verified(read_archive(path), start, goal, is_whole=False))
     if count != goal.position - start.position:
         raise JournalCorrupt(
             f"{path} has {count} records, expected {goal.position - start.position}: remove it, and archive again",

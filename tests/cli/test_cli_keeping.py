@@ -10,6 +10,8 @@ import pytest
 from refold.engine.cli.stat import in_bytes
 from refold.engine.folding import fold_version
 from refold.engine.history.statistics import statistics
+from refold.journal import copying
+from refold.journal.record import head_after
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
@@ -192,3 +194,26 @@ def test_copy_and_stat_load_no_model(journal: Path, tmp_path: Path) -> None:
     status, stdout, stderr = finished("copy", str(journal), str(tmp_path / "c.db"))
     assert (status, stderr) == (0, "")
     assert "verified" in stdout
+
+
+def test_a_redacted_journal_is_copied_as_it_is_even_half_way(journal: Path, tmp_path: Path) -> None:
+    assert refold("redact", journal, "req-1").exit_code == 0
+    target = tmp_path / "copy.db"
+    records = list(open_reader(str(journal)).read())
+    assert any(record.content is None for record in records)
+    store = open_store(str(target)) if refold("migrate", target).exit_code == 0 else None
+    assert store is not None
+    copying.copy_on(open_reader(str(journal)), store, "main", store.open_replica(), head_after(records[50]))  # type: ignore[attr-defined,arg-type]
+    store.close()
+    assert refold("copy", journal, target).exit_code == 0
+    assert list(open_reader(str(target)).read()) == records
+    assert refold("verify", target).exit_code == 0
+
+
+def test_a_redacted_journal_is_archived_as_it_is(journal: Path, tmp_path: Path) -> None:
+    assert refold("redact", journal, "req-1").exit_code == 0
+    records = list(open_reader(str(journal)).read())
+    for stop in (50, len(records) - 1):
+        assert refold("archive", "--until", stop, "--to", tmp_path / "archive", journal).exit_code == 0
+    assert list(open_reader(str(journal)).read()) == records
+    assert refold("verify", journal).exit_code == 0
