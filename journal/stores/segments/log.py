@@ -226,8 +226,7 @@ class StreamLog:
             names = view.segments()
             self.closed = [name.first for name in names[:-1] if not name.sealed]
             self._continue(names[-1])
-            if not self.is_replica:
-                self._raise_epoch()
+            self._begin_tenure(new_epochs=0 if self.is_replica else 1)
 
     def _begin_stream(self) -> None:
         with contextlib.suppress(FileExistsError):
@@ -249,8 +248,9 @@ class StreamLog:
             self._files.fdatasync(self._fd)
         self._laid_out = self.end
 
-    def _raise_epoch(self) -> None:
-        head = self.head._replace(engine_epoch=self.head.engine_epoch + 1)
+    def _begin_tenure(self, new_epochs: int) -> None:
+        """Write a group without records: it fences whoever wrote before, and the mark moves over all that was found."""
+        head = self.head._replace(engine_epoch=self.head.engine_epoch + new_epochs)
         self.write(pack_group(head.position, head.engine_epoch, ()), head)
         self.sync_mark()
 
