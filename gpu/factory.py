@@ -1,6 +1,7 @@
 """Workers by model name. What a worker needs is imported when one is made: the simulated worker runs without torch."""
 
 import os
+from urllib.parse import parse_qs
 
 from refold.gpu.batch import Worker
 from refold.gpu.weights import describe_model
@@ -18,7 +19,7 @@ def create_worker(config: EngineConfig, *, threads: int | None = None, dtype: st
     if config.model.partition("?")[0] == SIMULATED:
         from refold.gpu.simulated import SimulatedWorker  # noqa: PLC0415
 
-        return SimulatedWorker(config)
+        return SimulatedWorker(config, _step_seconds(config.model))
     # Torch's threads meet after every operator. By default they spin while they wait, and on a machine with other work to do
     # (this engine's own journal, say) a spinning thread keeps the one that it waits for from running: steps took five times
     # as long. Counts only if torch is not loaded yet; costs a tenth on an idle machine.
@@ -29,3 +30,8 @@ def create_worker(config: EngineConfig, *, threads: int | None = None, dtype: st
     except ImportError as error:
         raise Rejected(f"model {config.model!r} needs torch ({error}): pip install 'refold[gpu]'") from error
     return TorchWorker(config, description, threads=threads, dtype=dtype)
+
+
+def _step_seconds(model: str) -> float:
+    """How long a step of `simulated?step_ms=2` takes. The name was checked when the engine looked its model up."""
+    return int(parse_qs(model.partition("?")[2]).get("step_ms", ["0"])[-1]) / 1000
