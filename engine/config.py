@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from refold.engine.models import Model
+from refold.engine.models import STEP_TIMEOUT_S, Model, WorkerPlace
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Policy, Sampling, Speculation
 from refold.journal.store import DEFAULT_STREAM
@@ -124,6 +124,9 @@ class EngineArgs(_Checked):
             engine; 0 for never. A journal opens by its newest snapshot and the records behind it.
         seed: root of the seeds drawn for requests that bring none; None draws one.
         threads: CPU threads of the worker; None for its own choice.
+        worker: `process` runs the worker in a process of its own, which may be killed, hang or run out of memory without harm to
+            the engine; `thread` in this one, for debuggers and notebooks. None for a process, or a thread if it's simulated.
+        step_timeout_s: seconds after which a worker process that still computes one step is given up.
     """
 
     model: str = Field(min_length=1, max_length=4096, description="a model's name, file or folder")
@@ -160,6 +163,8 @@ class EngineArgs(_Checked):
     snapshot_every_records: int = Field(default=4096, ge=0, le=1 << 40, description="0 for never, at most 2^40")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
+    worker: WorkerPlace | None = Field(default=None, description="'process', 'thread' or None")
+    step_timeout_s: float = Field(default=STEP_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds")
 
     @model_validator(mode="after")
     def _fit_together(self) -> "EngineArgs":
@@ -243,6 +248,8 @@ class EngineOptions(TypedDict, total=False):
     snapshot_every_records: int
     seed: int | None
     threads: int | None
+    worker: WorkerPlace | None
+    step_timeout_s: float
 
 
 def short(value: object) -> str:

@@ -7,7 +7,7 @@ from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
 from refold.engine.folding import Base
-from refold.engine.models import MakeWorker, Text, find_model
+from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
 from refold.engine.snapshotting import SnapshotKeeper
 from refold.engine.submissions import Desk
@@ -90,7 +90,7 @@ def begin(args: EngineArgs, given_store: JournalStore | None, given_worker: Make
         JournalError: the journal can't be opened, has an owner, or is damaged.
         WorkerLost: the worker didn't start.
     """
-    model = find_model(args.model, args.threads)
+    model = find_model(args.model, WorkerOptions(args.threads, args.worker, args.step_timeout_s))
     config = args.resolve(model)
     make_worker = given_worker or model.make_worker
     text: Text | Rejected

@@ -7,16 +7,17 @@ Every other name is described by `refold.gpu.weights`, from metadata alone; torc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 from refold.gpu.batch import Worker
-from refold.gpu.simulated import SimulatedWorker
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig
 
 SIMULATED = "simulated"
 MakeWorker = Callable[[EngineConfig], Worker]
+WorkerPlace = Literal["process", "thread"]
+STEP_TIMEOUT_S = 300.0
 
 
 class Detokenizes(Protocol):
@@ -62,16 +63,24 @@ class Model:
     verifies_drafts: bool = False
 
 
-def find_model(name: str, threads: int | None = None) -> Model:
-    """The model that `name` means.
+class WorkerOptions(NamedTuple):
+    """How a model's worker is to be run. `place` None: a process for a model with weights, a thread for the simulated one."""
+
+    threads: int | None = None
+    place: WorkerPlace | None = None
+    step_timeout_s: float = STEP_TIMEOUT_S
+
+
+def find_model(name: str, worker: WorkerOptions = WorkerOptions()) -> Model:  # noqa: B008 - a constant
+    """The model that `name` means, with a worker run as told.
 
     Raises:
         Rejected: there is none, or its files are broken.
     """
     base, _, options = name.partition("?")
     if base == SIMULATED:
-        return _simulated(name, _options(name, options))
-    return _weighted(name, threads)
+        return _simulated(name, _options(name, options), worker)
+    return _weighted(name, worker)
 
 
 _SIMULATED_OPTIONS = {"step_ms": (0, 60_000), "vocab": (2, 1 << 24), "eos": (-1, (1 << 24) - 1), "len": (2, 1 << 24)}
@@ -90,7 +99,7 @@ def _options(name: str, text: str) -> dict[str, int]:
     return values
 
 
-def _simulated(name: str, options: dict[str, int]) -> Model:
+def _simulated(name: str, options: dict[str, int], worker: WorkerOptions) -> Model:
     vocab_size, eos = options["vocab"], options["eos"]
     if eos >= vocab_size:
         raise Rejected(
@@ -104,7 +113,7 @@ def _simulated(name: str, options: dict[str, int]) -> Model:
         eos_token_ids=() if eos < 0 else (eos,),
         max_model_len=options["len"],
         kv_bytes_per_token=0,
-        make_worker=lambda config: SimulatedWorker(config, options["step_ms"] / 1000),
+        make_worker=lambda config: _worker(config, worker, "thread"),
         load_text=lambda: NumberText(vocab_size),
         verifies_drafts=True,
     )
@@ -137,7 +146,7 @@ class _Numbers:
         return ""
 
 
-def _weighted(name: str, threads: int | None) -> Model:
+def _weighted(name: str, worker: WorkerOptions) -> Model:
     from refold.gpu.weights import describe_model  # noqa: PLC0415 - the simulated model needs none of it
 
     description = describe_model(name)
@@ -150,7 +159,7 @@ def _weighted(name: str, threads: int | None) -> Model:
         eos_token_ids=description.eos_token_ids,
         max_model_len=description.max_model_len,
         kv_bytes_per_token=spec.num_layers * spec.num_kv_heads * spec.head_dim * 2 * _FLOAT32_BYTES,
-        make_worker=lambda config: _torch_worker(config, threads),
+        make_worker=lambda config: _worker(config, worker, "process"),
         load_text=lambda: _load_text(name),
     )
 
@@ -158,10 +167,14 @@ def _weighted(name: str, threads: int | None) -> Model:
 _FLOAT32_BYTES = 4
 
 
-def _torch_worker(config: EngineConfig, threads: int | None) -> Worker:
-    from refold.gpu.factory import create_worker  # noqa: PLC0415 - brings torch
+def _worker(config: EngineConfig, options: WorkerOptions, usual_place: WorkerPlace) -> Worker:
+    if (options.place or usual_place) == "process":
+        from refold.gpu.process import ProcessWorker  # noqa: PLC0415 - who only reads a journal starts no process
 
-    return create_worker(config, threads=threads)
+        return ProcessWorker(config, threads=options.threads, step_timeout_s=options.step_timeout_s)
+    from refold.gpu.factory import create_worker  # noqa: PLC0415 - may bring torch
+
+    return create_worker(config, threads=options.threads)
 
 
 def _load_text(name: str) -> Text:

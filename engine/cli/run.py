@@ -61,6 +61,7 @@ _MAX_TITLE = 60
 @click.option("--max-in-flight-steps", "--window", type=int, help="Steps scheduled ahead; 1 is synchronous.")
 @click.option("--policy", help="fcfs, priority or fair_share.")
 @click.option("--threads", type=int, help="CPU threads of the worker.")
+@click.option("--worker", help="process (it may die, the engine goes on) or thread.")
 @json_option
 def command(
     prompts: tuple[str, ...],
