@@ -34,6 +34,10 @@ def _ignore(_news: object) -> None:
     """A callback of someone who asks instead."""
 
 
+def _bytes_of(encoded: Encoded) -> int:
+    return len(encoded.body) + len(encoded.content)
+
+
 def fresh_salt() -> str:
     """96 random bits: nobody finds a content that was erased by trying contents."""
     return b64encode(os.urandom(12)).decode()
@@ -71,6 +75,7 @@ class JournalWriter:
         on_durable: Callable[[int], None] = _ignore,
         on_failed: Callable[[JournalError], None] = _ignore,
         max_pending_records: int = 4096,
+        max_pending_bytes: int = 64 << 20,
     ) -> None:
         """Start the thread.
 
@@ -81,12 +86,15 @@ class JournalWriter:
             on_durable: called in the writer's thread with the durable position: every record before it is on disk.
             on_failed: called once in the writer's thread with the first failure.
             max_pending_records: `has_room` is false from here on. `append` itself never refuses.
+            max_pending_bytes: as well from here on: a few records may be large.
         """
         self._store = store
         self._stream = stream
         self._on_durable = on_durable
         self._on_failed = on_failed
         self._max_pending_records = max_pending_records
+        self._max_pending_bytes = max_pending_bytes
+        self._pending_bytes = 0  # of records that aren't durable yet
         self.erasure_left = ""
         self._changed = threading.Condition()
         self._pending: deque[Queued] = deque()
@@ -108,7 +116,7 @@ class JournalWriter:
             UnicodeEncodeError, TypeError: the events can't be encoded; nothing has happened.
         """
         assert events, "a record holds at least one event"
-        assert 0 <= time_ns < 1 << 63, f"time_ns {time_ns} is no wall clock"
+        assert -(1 << 63) <= time_ns < 1 << 63, f"time_ns {time_ns} doesn't fit into 64 bits"
         encoded = encode(events, fresh_salt())
         with self._changed:
             if self._failure is not None:
@@ -116,6 +124,7 @@ class JournalWriter:
             if self._closing:
                 raise JournalError("the journal writer is closed: open the journal again")
             self._pending.append(Queued(time_ns, encoded, contents))
+            self._pending_bytes += _bytes_of(encoded)
             position = self._taken + len(self._pending) - 1
             if position == self._taken:
                 self._changed.notify_all()
@@ -140,7 +149,7 @@ class JournalWriter:
     @property
     def has_room(self) -> bool:
         """Whether an engine that minds its memory should go on appending."""
-        return self.pending < self._max_pending_records
+        return self.pending < self._max_pending_records and self._pending_bytes < self._max_pending_bytes
 
     @property
     def failure(self) -> JournalError | None:
@@ -206,7 +215,7 @@ class JournalWriter:
                 if group and self._pending[0].contents is not None:
                     break
                 group.append(self._pending.popleft())
-                num_bytes += sum(map(len, group[-1].encoded))
+                num_bytes += _bytes_of(group[-1].encoded)
                 if group[-1].contents is not None:
                     break
             self._taken += len(group)
@@ -225,6 +234,7 @@ class JournalWriter:
         assert stored == after, f"the store's head {stored.position} is not the writer's {after.position}"
         with self._changed:
             self._durable = after.position
+            self._pending_bytes -= sum(_bytes_of(queued.encoded) for queued in group)
             self._changed.notify_all()
         self._on_durable(after.position)
         self._maintain(idle=False)

@@ -86,3 +86,95 @@ def test_engines_in_threads_may_migrate_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+class TestWal:
+    """A journal whose engine was killed: all that it wrote is in the WAL, and SQLite stops at the first frame that's wrong."""
+
+    NUM_APPENDS = 4
+
+    @pytest.fixture
+    def left_behind(self, tmp_path: Path) -> Path:
+        """The files as a killed writer leaves them."""
+        source, target = tmp_path / "alive.db", tmp_path / "left.db"
+        migrations.ensure(str(source))
+        store = open_store(str(source))
+        head = store.open_stream()
+        for _ in range(self.NUM_APPENDS):
+            head = store.append("main", make_records(head, 1, cause="x" * 2500))
+        for suffix in ("", "-wal"):
+            target.with_name(target.name + suffix).write_bytes(source.with_name(source.name + suffix).read_bytes())
+        store.close()
+        return target
+
+    @pytest.fixture
+    def wal(self, left_behind: Path) -> Path:
+        return left_behind.with_name(left_behind.name + "-wal")
+
+    def frame_bytes(self, path: Path) -> int:
+        return 24 + int.from_bytes(path.read_bytes()[16:18], "big")
+
+    def position(self, path: Path) -> int:
+        reader = open_reader(str(path))
+        try:
+            return verify_stream(reader).position
+        finally:
+            reader.close()
+
+    def test_an_undamaged_one_is_read_to_its_end(self, left_behind: Path) -> None:
+        assert self.position(left_behind) == self.NUM_APPENDS
+
+    @pytest.mark.parametrize("frame", ["first", "last"])
+    @pytest.mark.parametrize("at", [0, 4, 9, 17, 23, 24, 500, 1047], ids=str)
+    def test_one_flipped_bit_is_damage_in_the_last_frame_too(
+        self, left_behind: Path, wal: Path, frame: str, at: int
+    ) -> None:
+        size = self.frame_bytes(left_behind)
+        content = bytearray(wal.read_bytes())
+        content[(32 if frame == "first" else len(content) - size) + at] ^= 4
+        wal.write_bytes(content)
+        for open_it in (open_reader, open_store):
+            with pytest.raises(JournalCorrupt, match=r"one bit of its frame \d+ is flipped") as caught:
+                open_it(str(left_behind))
+            assert caught.value.kind == "truncated"
+
+    @pytest.mark.parametrize("at", range(32))
+    def test_one_flipped_bit_of_the_header_is_damage(self, left_behind: Path, wal: Path, at: int) -> None:
+        content = bytearray(wal.read_bytes())
+        content[at] ^= 1 << at % 8
+        wal.write_bytes(content)
+        with pytest.raises(JournalCorrupt, match="one bit of its header is flipped"):
+            open_reader(str(left_behind))
+
+    def test_a_frame_of_which_much_is_wrong_is_damage_if_commits_follow(self, left_behind: Path, wal: Path) -> None:
+        content = bytearray(wal.read_bytes())
+        at = 32 + 2 * self.frame_bytes(left_behind) + 100
+        content[at : at + 64] = bytes(range(100, 164))
+        wal.write_bytes(content)
+        with pytest.raises(JournalCorrupt, match="its frame 3 is damaged, though committed ones follow"):
+            open_reader(str(left_behind))
+
+    def test_a_last_transaction_that_was_cut_short_is_what_a_crash_leaves(self, left_behind: Path, wal: Path) -> None:
+        content = wal.read_bytes()
+        for num_missing in (1, 100, self.frame_bytes(left_behind) + 1):
+            wal.write_bytes(content[:-num_missing])
+            assert self.position(left_behind) == self.NUM_APPENDS - 1
+
+    def test_a_last_frame_that_reached_the_disk_in_part_is_what_a_crash_leaves(
+        self, left_behind: Path, wal: Path
+    ) -> None:
+        content = bytearray(wal.read_bytes())
+        content[-600:] = bytes(600)
+        wal.write_bytes(content)
+        assert self.position(left_behind) == self.NUM_APPENDS - 1
+
+    def test_what_is_given_up_is_given_up_on_purpose(self, left_behind: Path, wal: Path) -> None:
+        content = bytearray(wal.read_bytes())
+        content[-100] ^= 1
+        wal.write_bytes(content)
+        with pytest.raises(JournalCorrupt, match="wal_checkpoint"):
+            open_reader(str(left_behind))
+        connection = sqlite3.connect(left_behind)
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.close()
+        assert self.position(left_behind) == self.NUM_APPENDS - 1

@@ -76,6 +76,28 @@ def test_nothing_is_durable_before_the_store_says_so_and_what_piles_up_is_one_gr
     writer.close()
 
 
+def test_few_large_records_fill_the_room_as_well():
+    store = GatedStore()
+    writer = written(store, max_pending_bytes=100_000)
+    store.gate.clear()
+    for number in range(10):
+        assert writer.has_room, f"{number} records of 10,000 bytes leave room"
+        writer.append([RequestAborted(handle=number, cause="x" * 10_000)], 1)
+    assert not writer.has_room
+    store.gate.set()
+    writer.flush()
+    assert writer.has_room
+    writer.close()
+
+
+def test_a_clock_before_1970_is_a_clock():
+    store = GatedStore()
+    writer = written(store)
+    writer.append(event(0), -5_000_000_000)
+    writer.close()
+    assert [record.time_ns for record in store.read()] == [-5_000_000_000]
+
+
 def test_groups_are_bounded():
     store = GatedStore()
     writer = written(store)

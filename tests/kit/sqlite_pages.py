@@ -12,9 +12,10 @@ from typing import NamedTuple
 _DATABASE_HEADER_BYTES = 100
 _INTERIOR_INDEX, _INTERIOR_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
 
-# Fields of the database header that no reader depends on: counters for caches, the library's version, hints, reserve.
-UNREAD_HEADER = "file header: counters, hints and reserve that no reader depends on"
-_UNREAD_FIELDS = ((24, 28), (40, 44), (48, 52), (52, 56), (60, 64), (64, 68), (72, 92), (92, 96), (96, 100))
+# Fields of the database header of which SQLite takes other values for the usual one, or none at all: versions of the format,
+# counters for caches, three bytes of the schema's format, sizes and hints for vacuum, the encoding, reserve, the library.
+UNREAD_HEADER = "file header: counters, hints, reserve, and fields whose other values mean the same"
+_UNREAD_FIELDS = ((18, 20), (24, 28), (40, 47), (48, 60), (64, 68), (72, 100))
 FREE_SPACE = "free space inside a page"
 FREE_PAGE = "a free page"
 OVERFLOW_TAIL = "the unused end of an overflow page"

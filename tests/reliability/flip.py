@@ -5,22 +5,39 @@ head and every stream's name must be exactly as before: the flip hit a byte that
 the file format of our own says beforehand what each byte is for, so "holds nothing" is a claim that is made before the flip.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from refold.journal.errors import JournalError
-from refold.journal.store import JournalReader
+from refold.journal.store import JournalReader, JournalStore
 from refold.journal.stores import open_reader, open_store
 from refold.journal.verify import read_verified
-from tests.kit.sqlite_pages import UNUSED, uses_of_bytes
+from tests.kit.sqlite_pages import FREE_SPACE, OVERFLOW_TAIL, UNUSED, uses_of_bytes
 from tests.reliability.drivers import Driver, Place
 from tests.reliability.history import next_records
-from tests.reliability.judge import Tally
+from tests.reliability.judge import Tally, continued
+from tests.reliability.scenario import in_a_child
 from tests.reliability.torn import memory_folder, put
 
 _NUM_RECORDS = 46  # one of them with overflow pages
+_NUM_RECORDS_LEFT_BEHIND = 12
+
+
+_LOCK = "the owner lock, which holds nothing while nobody has it"
+_MARK = "the mark, of which there are two, and which the journal's own end confirms"
+_LAID_OUT = "space laid out in advance"
+_NEWER = "a page of the file of which the WAL has a newer version"
+_MANY = {FREE_SPACE, OVERFLOW_TAIL, _LAID_OUT, _NEWER}  # gone on from now and then only
+HARMLESS = UNUSED | {
+    "sqlite_schema: cells",  # where SQLite reads the same definition from the text: a constraint's name, a letter's case
+    _LOCK,
+    _MARK,
+    _LAID_OUT,
+    _NEWER,
+}
 
 
 class Said(NamedTuple):
@@ -49,28 +66,62 @@ def asked(place: Place) -> Said:
 def written(driver: Driver, folder: Path) -> Place:
     """A small journal, closed in order."""
     place = driver.fresh(folder)
-    store = open_store(place.url)
-    head = store.open_stream(place.stream)
-    while head.position < _NUM_RECORDS:
-        head = store.append(place.stream, next_records(head, min(5, _NUM_RECORDS - head.position)))
-    store.close()
+    _write(place, _NUM_RECORDS).close()
     return place
 
 
+def left_behind(driver: Driver, folder: Path) -> Place:
+    """A smaller journal, as a process leaves it that is killed after its last append."""
+    place = driver.fresh(folder)
+    outcome = in_a_child(lambda: _write(place, _NUM_RECORDS_LEFT_BEHIND) and None)
+    assert outcome == ("", ""), outcome
+    for index in folder.rglob("*-shm"):  # SQLite makes it again from the WAL
+        index.unlink()
+    return place
+
+
+def _write(place: Place, num_records: int) -> JournalStore:
+    store = open_store(place.url)
+    head = store.open_stream(place.stream)
+    while head.position < num_records:
+        head = store.append(place.stream, next_records(head, min(5, num_records - head.position)))
+    return store
+
+
 def _uses(path: Path) -> list[str]:
+    """What each byte of a file is for; only what is in `HARMLESS` may change unnoticed."""
+    size = path.stat().st_size
+    wal = path.with_name(path.name + "-wal")
     if path.suffix == ".db":
-        return uses_of_bytes(path)
-    if path.suffix == ".lock":
-        return ["the owner lock, which holds nothing while nobody has it"] * path.stat().st_size
-    return ["journal"] * path.stat().st_size
+        return uses_beside_wal(path, wal) if wal.exists() and wal.stat().st_size else uses_of_bytes(path)
+    if path.name.endswith("-wal"):
+        return ["the WAL"] * size
+    if path.suffix == ".lock" or path.name == "lock":
+        return [_LOCK] * size
+    if path.name == "mark":
+        return [_MARK] * size
+    num_used = len(path.read_bytes().rstrip(b"\0"))
+    return ["journal"] * num_used + [_LAID_OUT] * (size - num_used)
+
+
+def uses_beside_wal(path: Path, wal: Path) -> list[str]:
+    """The uses of a file's bytes where a WAL has newer versions of some pages."""
+    log, uses = wal.read_bytes(), uses_of_bytes(path)
+    page_bytes = int.from_bytes(path.read_bytes()[16:18], "big")
+    newer = {int.from_bytes(log[at : at + 4], "big") for at in range(32, len(log), 24 + page_bytes)}
+    return [_NEWER if at // page_bytes + 1 in newer else use for at, use in enumerate(uses)]
 
 
 def flip_each(
-    driver: Driver, folder: Path, tally: Tally, chosen: Callable[[int], bool], uses: Callable[[Path], list[str]] = _uses
+    driver: Driver,
+    folder: Path,
+    tally: Tally,
+    chosen: Callable[[int], bool],
+    uses: Callable[[Path], list[str]] | None = None,
 ) -> None:
     """Flip one bit in each chosen byte of each file in `folder`, and look."""
     files = {str(p.relative_to(folder)): bytearray(p.read_bytes()) for p in sorted(folder.rglob("*")) if p.is_file()}
-    named = {name: uses(folder / name) for name in files}
+    named = {name: (uses or _uses)(folder / name) for name in files}
     place = put(driver, folder.with_name("flipped"), files)
     before = asked(place)
     for name, content in files.items():
@@ -95,6 +146,25 @@ def _look(tally: Tally, place: Place, before: Said, what: str, use: str) -> None
     tally.sites[use] += 1
     if after != before:
         tally.blame("wrong_state", f"{what}: passes, and says something else")
+    elif use not in HARMLESS:
+        tally.blame("wrong_state", f"{what}: passes, though the byte says something")
+    elif use not in _MANY or tally.sites[use] % 100 == 0:
+        _next_engine(tally, place, after, what)
+
+
+def _next_engine(tally: Tally, place: Place, before: Said, what: str) -> None:
+    """Whoever writes next is told, or goes on as if nothing had been."""
+    tally.seen["gone on from"] += 1
+    try:
+        store = open_store(place.url)
+        with contextlib.closing(store):
+            continued(store, place.stream, len(before.records))
+        records = asked(place).records
+    except JournalError:
+        tally.seen["noticed by the next engine"] += 1
+        return
+    if records[:-2] != before.records:
+        tally.blame("lost", f"{what}: the next engine wrote over something")
 
 
 def campaign(driver: Driver, scale: float, seed: int) -> Tally | None:
@@ -102,10 +172,8 @@ def campaign(driver: Driver, scale: float, seed: int) -> Tally | None:
         return None
     tally, every = Tally("flip", driver.name), max(round(1 / scale), 1)
     with tempfile.TemporaryDirectory(dir=memory_folder()) as name:
-        folder = Path(name, "journal")
-        written(driver, folder)
-        flip_each(driver, folder, tally, lambda at: at % every == seed % every)
+        for state, make in (("closed", written), ("left-behind", left_behind)):
+            folder = Path(name, state, "journal")
+            make(driver, folder)
+            flip_each(driver, folder, tally, lambda at: at % every == seed % every)
     return tally
-
-
-__all__ = ["UNUSED", "campaign"]
