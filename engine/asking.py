@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 from refold.engine.config import short
 from refold.engine.core import EngineCore
+from refold.engine.history.plain import count
 from refold.engine.life import Life, unredacted
 from refold.engine.messages import Ask
 from refold.engine.submissions import abort_of, check_request_id
@@ -48,10 +49,23 @@ async def found(life: Life, request_id: str, after: object) -> Output:
 
     Raises:
         NotFound: the journal has no such request.
-        Rejected: one of the two can't be.
+        Rejected: one of the two can't be, or the request has no output at `after`.
     """
     check_request_id(request_id)
     if type(after) is not int or not -1 <= after < 2**31:
         raise Rejected(f"after is {short(after)}: give the last index seen, or -1")
     output = life.core.delivery.find(request_id)
-    return await asyncio.to_thread(life.output, request_id) if output is None else unredacted(output)
+    output = await asyncio.to_thread(life.output, request_id) if output is None else unredacted(output)
+    num_tokens = len(output.token_ids)
+    # Where a crash may take back what clients have seen, it comes again: a live request may be asked to go on beyond its end.
+    if after >= num_tokens and (life.is_synced or output.finish_reason is not None) and after >= 0:
+        raise Rejected(
+            f"after is {after}, and request {request_id!r} has {count(num_tokens, 'output')}: give {num_tokens - 1} at most"
+        )
+    return output
+
+
+def is_live(life: Life, request_id: str) -> bool:
+    """Whether a request was submitted and has not ended, as far as clients have been told."""
+    output = life.core.delivery.find(check_request_id(request_id))
+    return output is not None and output.finish_reason is None

@@ -60,7 +60,6 @@ class SamplingParams(_Checked):
     top_p: float = Field(default=1.0, gt=0, le=1, description="more than 0, at most 1")
     max_tokens: int = Field(default=128, ge=1, le=_MAX_INT, description=f"1 to {_MAX_INT}")
     min_tokens: int = Field(default=0, ge=0, le=_MAX_INT, description="0 to max_tokens")
-    snapshot_every_records: int = Field(default=4096, ge=0, le=1 << 40, description="0 for never, at most 2^40")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     stop_token_ids: tuple[int, ...] = Field(default=(), max_length=256, strict=False, description="up to 256 token ids")
     ignore_eos: bool = Field(default=False, description="True or False")

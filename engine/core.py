@@ -1,8 +1,7 @@
 """The turn loop: one thread, one inbox, and every decision made in it.
 
-A turn obeys one command: `decide` gives the events, the journal's writer queues them (it never waits for the disk), the fold
-applies them, and each event's effect goes out: a work order to the worker, a reply to a client. Append before apply: if the
-append fails, nothing has happened.
+A turn (`turns.py`) obeys one command: `decide` gives the events, the journal's writer queues them (it never waits for the
+disk), the fold applies them, and each event's effect goes out: a work order to the worker, a reply to a client.
 
     inbox ──▶ command ──▶ decide ──▶ append ──▶ fold ──▶ effects
       ▲                                │                   │
@@ -41,6 +40,7 @@ from refold.engine.messages import (
     worker_lost,
 )
 from refold.engine.stall import stall
+from refold.engine.turns import FoldBroken, Turns
 from refold.engine.worker_seat import WorkerSeat
 from refold.gpu.batch import Worker
 from refold.journal.errors import JournalError, RefoldError, Rejected, WorkerLost
@@ -51,13 +51,12 @@ from refold.scheduler.commands import (
     CloseEngine,
     Command,
     CompleteStep,
+    FailRequest,
     LoseWorker,
     RecordDigest,
     ScheduleStep,
     StartWorker,
 )
-from refold.scheduler.decide import decide
-from refold.scheduler.fold import fold_all
 from refold.scheduler.state import State
 
 DIGEST_EVERY_RECORDS = 256
@@ -65,14 +64,6 @@ CLOSE_PATIENCE_S = 60.0
 
 Durability = Literal["synced", "buffered"]
 T = TypeVar("T")
-
-
-class _FoldBroken(Exception):
-    """What was recorded can't be folded: the state is of no use any more, and no command may be tried on it."""
-
-    def __init__(self, where: str, error: Exception) -> None:
-        super().__init__(where)
-        self.found = violation(where, error)
 
 
 class EngineCore:
@@ -101,10 +92,10 @@ class EngineCore:
         self.cause: RefoldError | None = None
         self._inbox = Inbox()
         self._seat = WorkerSeat(make_worker, self._inbox.put)
-        self._opened_writer: JournalWriter | None = None
         self._trail = Trail(delivery, is_synced=durability == "synced")
+        self._turns = Turns(state, totals, self._seat, self._trail)
+        self._first_handle = 0
         self._idle_limit = IdleLimit(session_idle_s, time.time_ns())
-        self._records_since_digest = 0
         self._closing_until_s: float | None = None
         self._log = get_logger()
         self._thread = threading.Thread(target=self._run, name="refold-engine", daemon=True)
@@ -128,9 +119,10 @@ class EngineCore:
             Rejected: an opening command can't be obeyed; the writer is still the caller's to close.
             JournalError: the writer failed.
         """
-        self._opened_writer = writer
+        self._turns.begin(writer)
         for command in opening:
-            self._turn(command)
+            self._turns.take(command)
+        self._first_handle = self.state.requests.next_handle
         self._seat.fill()
         self._thread.start()
 
@@ -196,8 +188,7 @@ class EngineCore:
 
     @property
     def _writer(self) -> JournalWriter:
-        assert self._opened_writer is not None, "start the engine first"
-        return self._opened_writer
+        return self._turns.writer
 
     def _run(self) -> None:
         try:
@@ -208,7 +199,7 @@ class EngineCore:
             self._close_in_order()
         except RefoldError as error:
             self.cause = error
-        except _FoldBroken as broken:
+        except FoldBroken as broken:
             self.cause = broken.found
         except Exception as error:  # noqa: BLE001 - whatever it is, every client must hear of it
             self.cause = violation("the engine's loop", error)
@@ -227,42 +218,14 @@ class EngineCore:
         if self._closing_until_s is not None:
             return
         if (command := self._idle_limit.overdue(self.state, time.time_ns())) is not None:
-            self._turn(command)
+            self._turns.take(command)
         while self._writer.has_room:
-            if self._lawful_turn(ScheduleStep()) is None:
+            if self._turns.take_lawful(ScheduleStep()) is None:
                 if (report := stall(self.state)) is not None:
                     raise report
                 break
-        if self._records_since_digest >= DIGEST_EVERY_RECORDS:
-            self._turn(RecordDigest())
-
-    def _turn(self, command: Command, ask: Ask | None = None) -> int | None:
-        """Obey one command; returns the position of its record, None if there was nothing to do."""
-        events = decide(self.state, command)
-        if not events:
-            return None
-        position = self._writer.append(events, time.time_ns(), None if ask is None else ask.contents())
-        try:
-            fold_all(self.state, events)
-            self.totals.observe_all(events)
-            for event in events:
-                self._seat.observe(self.state, event)
-            self._trail.add(position, events, ask)
-        except Exception as error:
-            raise _FoldBroken(f"record {position} ({type(command).__name__})", error) from error
-        self._records_since_digest = 0 if isinstance(command, RecordDigest) else self._records_since_digest + 1
-        return position
-
-    def _lawful_turn(self, command: Command) -> int | None:
-        """A turn in which an exception of `decide` is a broken law: the engine closes its journal in order and stops."""
-        try:
-            return self._turn(command)
-        except (RefoldError, _FoldBroken):
-            raise
-        except Exception as error:
-            found = violation(type(command).__name__, error)
-            self._turn(CloseEngine(reason=one_line(found)))
-            raise found from error
+        if self._turns.records_since_digest >= DIGEST_EVERY_RECORDS:
+            self._turns.take(RecordDigest())
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -272,9 +235,9 @@ class EngineCore:
             ask.reply.set_exception(self.why_stopped())
             return
         try:
-            if self._turn(ask.make(self.state), ask) is None:
+            if self._turns.take(ask.make(self.state), ask) is None:
                 self._trail.reply(ask)
-        except (JournalError, _FoldBroken) as error:
+        except (JournalError, FoldBroken) as error:
             if not ask.reply.done():
                 ask.reply.set_exception(error if isinstance(error, JournalError) else error.found)
             raise
@@ -307,7 +270,7 @@ class EngineCore:
     def _worker_ready(self, message: WorkerReady) -> None:
         if not self._seat.sits(message.thread):
             return
-        self._turn(StartWorker(kind=message.kind, environment=message.environment))
+        self._turns.take(StartWorker(kind=message.kind, environment=message.environment))
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -322,7 +285,7 @@ class EngineCore:
             time_ns=time.time_ns(),
         )
         try:
-            self._lawful_turn(command)
+            self._turns.take_lawful(command)
         except Rejected as refused:
             self._log.info("output_refused", step=output.step, reason=str(refused))
         except WorkerLost as lost:
@@ -334,14 +297,23 @@ class EngineCore:
         if not self._seat.sits(message.thread):
             return
         lost = worker_lost(message.cause)
-        if not self.ready.done():
-            raise lost
-        self._lose_worker(lost)
+        if self.ready.done():
+            self._lose_worker(lost)
+            return
+        if isinstance(lost, Rejected):
+            self._refuse_newcomers(lost)
+        raise lost
+
+    def _refuse_newcomers(self, cause: Rejected) -> None:
+        """The model is unfit: what was submitted while it was loaded ends here. Older requests wait for a model that is fit."""
+        for request in self.state.requests.live():
+            if request.handle >= self._first_handle:
+                self._turns.take(FailRequest(request_id=request.request_id, message=one_line(cause)))
 
     def _lose_worker(self, cause: RefoldError) -> None:
         """Journal the loss, and give the seat to a successor."""
         steps = [step.step for step in self.state.window.in_flight]
-        position = self._turn(LoseWorker(reason=one_line(cause)))
+        position = self._turns.take(LoseWorker(reason=one_line(cause)))
         self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
         self._seat.replace(cause)
 
@@ -351,12 +323,12 @@ class EngineCore:
         if self._closing_until_s is None:
             return False
         if self.state.window.in_flight and time.monotonic() >= self._closing_until_s:
-            self._turn(LoseWorker(reason=f"no answer for {CLOSE_PATIENCE_S:.0f} s while the engine was closing"))
+            self._turns.take(LoseWorker(reason=f"no answer for {CLOSE_PATIENCE_S:.0f} s while the engine was closing"))
         return not self.state.window.in_flight
 
     def _close_in_order(self) -> None:
-        self._turn(RecordDigest())
-        self._turn(CloseEngine(reason="closed"))
+        self._turns.take(RecordDigest())
+        self._turns.take(CloseEngine(reason="closed"))
         self._writer.flush()
 
     def _end(self) -> None:

@@ -15,20 +15,15 @@ the journal: a request that a crash, a kill or `close` left unfinished goes on w
 `resume` attaches to it where its client left off.
 """
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from os import PathLike
-from types import TracebackType
-from typing import Self, TypedDict, Unpack, get_args
+from typing import TypedDict, Unpack, get_args
 
-from refold.engine.asking import abort_when_accepted, accepted, found, known
-from refold.engine.config import EngineArgs, EngineOptions, SamplingParams, as_url, short
-from refold.engine.life import Life, begin
+from refold.engine.asking import abort_when_accepted, accepted, found, is_live, known
+from refold.engine.config import SamplingParams, short
+from refold.engine.lifecycle import Lifecycle
 from refold.engine.messages import Ask, EngineStopped
-from refold.engine.models import MakeWorker
 from refold.engine.opening import Recovery
 from refold.engine.prompts import Prompt
 from refold.engine.redacting import Redaction, redact_live
@@ -36,9 +31,8 @@ from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
 from refold.engine.streams import Completion, Delta, OnDelta, complete, follow
 from refold.engine.submissions import abort_of, check_request_id, one_each
-from refold.journal.errors import RefoldError, Rejected
-from refold.journal.events import EngineConfig, PauseMode
-from refold.journal.store import JournalStore
+from refold.journal.errors import Rejected
+from refold.journal.events import PauseMode
 from refold.scheduler.commands import PauseEngine, ResetCache, ResumeEngine
 from refold.scheduler.stall import StallReport, stall_report
 
@@ -54,121 +48,8 @@ class RequestOptions(TypedDict, total=False):
     tenant: str
 
 
-class Engine:
+class Engine(Lifecycle):
     """An engine on one stream of one journal. Use it as a context manager, or `open` and `close` it."""
-
-    def __init__(
-        self,
-        model: str,
-        journal: str | PathLike[str] | JournalStore = "memory:",
-        *,
-        make_worker: MakeWorker | None = None,
-        **options: Unpack[EngineOptions],
-    ) -> None:
-        """Check the arguments; nothing is opened yet.
-
-        Args:
-            model: `smollm2`, a GGUF file, a folder of safetensors, or `simulated`.
-            journal: `sqlite:///FILE`, a plain path, `postgresql://USER@HOST/DATABASE`, `memory:`, or a store of your own,
-                which stays yours to close.
-            make_worker: builds a worker of your own for the model, in place of the built-in one.
-            **options: see `EngineArgs`.
-
-        Raises:
-            Rejected: an argument can't be; names it, its value and the remedy.
-        """
-        self._given_store = journal if isinstance(journal, JournalStore) else None
-        url = "memory:" if isinstance(journal, JournalStore) else as_url(journal)
-        self.args = EngineArgs(model=model, journal=url, **options)
-        self._make_worker = make_worker
-        self._life: Life | None = None
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    # -- life ---------------------------------------------------------------------------------------------------------
-
-    def open(self) -> Self:
-        """Open the journal, fold it, start the worker, and go on with whatever was unfinished. Blocking.
-
-        Raises:
-            Rejected: the model can't be used, or isn't the one that the journal's unfinished requests run on.
-            JournalOwned: another live engine writes this journal.
-            JournalError: the journal can't be opened, or is damaged.
-            WorkerLost: the worker didn't start.
-        """
-        with self._lock:
-            if self._life is not None or self._is_closed:
-                raise Rejected("an engine opens once: make a new one")
-            self._life = begin(self.args, self._given_store, self._make_worker)
-        return self
-
-    def close(self) -> None:
-        """Finish the steps in flight, record how things stand, free everything. Idempotent. Blocking.
-
-        Unfinished requests stay in the journal and go on when it is opened again.
-
-        Raises:
-            RefoldError: the engine failed while it was closing.
-        """
-        with self._lock:
-            if self._life is None or self._is_closed:
-                self._is_closed = True
-                return
-            self._is_closed = True
-            core = self._life.core
-            had_failed = core.cause is not None
-            self._life.end()
-        if core.cause is not None and not had_failed:
-            raise core.cause.with_traceback(None)
-
-    async def aclose(self) -> None:
-        """`close`, without blocking the event loop."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leave(error)
-
-    async def __aenter__(self) -> Self:
-        try:
-            return await asyncio.to_thread(self.open)
-        except asyncio.CancelledError as error:  # it goes on opening, and nobody would close it
-            threading.Thread(target=self._leave, args=(error,), name="refold-close").start()
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self._leave, error)
-
-    def _leave(self, error: BaseException | None) -> None:
-        """Close. To a caller that leaves with an error, a failure of the engine isn't told once more."""
-        try:
-            self.close()
-        except RefoldError:
-            if error is None:
-                raise
-
-    def _live(self) -> Life:
-        if self._life is None:
-            raise EngineStopped("the engine is not open: use `with Engine(...)`, or open it")
-        if self._is_closed or self._life.core.cause is not None:
-            raise self._life.core.why_stopped()
-        return self._life
-
-    @property
-    def recovery(self) -> Recovery | None:
-        """What opening the journal found and did; None before `open`."""
-        return None if self._life is None else self._life.recovery
-
-    @property
-    def config(self) -> EngineConfig:
-        """What the engine's decisions depend on."""
-        return self._live().config
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -214,6 +95,16 @@ class Engine:
             if not is_finished:
                 abort_when_accepted(life.core, ask)
 
+    def check(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> None:
+        """Refuse what a submission would be refused for, and do nothing else; also before `open`. Arguments as for `generate`.
+
+        What only the journal knows is not asked: whether the id is taken.
+
+        Raises:
+            Rejected: the request, or the model, can't be served.
+        """
+        self._ready_to_begin().rehearse(prompt, sampling, **options)
+
     async def submit(
         self,
         prompt: Prompt,
@@ -245,6 +136,7 @@ class Engine:
 
         Raises:
             NotFound: the journal has no such request.
+            Rejected: it was redacted, or has no output at `after`.
             RefoldError: the engine stopped, for the reason that it carries.
         """
         life = self._live()
@@ -283,9 +175,16 @@ class Engine:
             raise Rejected(f"request {request_id!r} is no session: resume it")
         return Session(life, output, after + 1)
 
-    def abort(self, request_id: str) -> None:
-        """End a request with reason `abort`. Doesn't wait; of an id that is not live, nothing happens."""
-        self._live().core.ask(abort_of(check_request_id(request_id)))
+    def abort(self, request_id: str) -> bool:
+        """End a request with reason `abort`. Doesn't wait.
+
+        Returns:
+            Whether there is a live request with this id. False if it has ended or never was: then nothing happens.
+        """
+        life = self._live()
+        was_live = is_live(life, request_id)
+        life.core.ask(abort_of(request_id))
+        return was_live
 
     def redact(self, request_id: str, reason: str = "") -> Redaction:
         """Erase what a finished request said and was told, from the journal and from the engine. Blocking; reads the journal.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
@@ -14,17 +15,21 @@ from refold.engine.submissions import Desk
 from refold.gpu.batch import Worker
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig
+from refold.journal.record import Head
 from refold.journal.store import JournalStore
 from refold.journal.stores import open_store
 from refold.journal.writer import JournalWriter
 from refold.migrations import ensure
 from refold.projections.outbox import Output
+from refold.scheduler.decide import decide
+from refold.scheduler.fold import fold_all
 from refold.scheduler.snapshot import Folded
+from refold.scheduler.state import State
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What an open engine consists of. `store` is closed with it if `owns_store`."""
+    """What an open engine consists of. `store` is closed with it if `owns_store`; `is_synced`: clients see only what is on disk."""
 
     stream: str
     desk: Desk
@@ -33,6 +38,7 @@ class Life:
     store: JournalStore
     owns_store: bool
     snapshots: SnapshotKeeper
+    is_synced: bool
 
     @property
     def config(self) -> EngineConfig:
@@ -82,13 +88,31 @@ def unredacted(output: Output) -> Output:
     return output
 
 
-def begin(args: EngineArgs, given_store: JournalStore | None, given_worker: MakeWorker | None) -> Life:
-    """Open the journal, fold it, start a worker, and go on with what was unfinished.
+class Prepared:
+    """What can be known of an engine without its journal and without the model's weights."""
+
+    __slots__ = ("_stage", "desk", "make_worker")
+
+    def __init__(self, desk: Desk, make_worker: Callable[[], Worker]) -> None:
+        self.desk = desk
+        self.make_worker = make_worker
+        self._stage: State | None = None
+
+    def rehearse(self, *submission: Any, **options: Any) -> None:
+        """Make a submission to an engine like this one with an empty journal. Raises Rejected as that would."""
+        ask = self.desk.submission(*submission, **options)
+        if self._stage is None:
+            self._stage = State()
+            for command in opening_commands(Head(0, b"", 1), self.desk.root_seed, self.desk.config):
+                fold_all(self._stage, decide(self._stage, command))
+        decide(self._stage, ask.make(self._stage))
+
+
+def prepare(args: EngineArgs, given_worker: MakeWorker | None) -> Prepared:
+    """Find the model and its tokenizer, and see that the options fit it. Opens no journal, loads no weights.
 
     Raises:
-        Rejected: the model can't be used, or isn't the one that the journal's unfinished requests run on.
-        JournalError: the journal can't be opened, has an owner, or is damaged.
-        WorkerLost: the worker didn't start.
+        Rejected: they don't, or there is no such model.
     """
     model = find_model(args.model, WorkerOptions(args.threads, args.worker, args.step_timeout_s))
     config = args.resolve(model)
@@ -99,14 +123,26 @@ def begin(args: EngineArgs, given_store: JournalStore | None, given_worker: Make
     except Rejected as error:
         text = error
     desk = Desk(config, text) if args.seed is None else Desk(config, text, args.seed)
+    return Prepared(desk, lambda: make_worker(config))
+
+
+def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None) -> Life:
+    """Open the journal, fold it, and start; `core.ready` is done when the first worker is.
+
+    Raises:
+        Rejected: the model isn't the one that the journal's unfinished requests run on.
+        JournalError: the journal can't be opened, has an owner, or is damaged.
+    """
     store = given_store or _open_store(args.journal)
     try:
-        core, recovery, snapshots = _start(args, store, desk, lambda: make_worker(config))
+        core, recovery, snapshots = _start(args, store, prepared)
     except BaseException:
         if given_store is None:
             store.close()
         raise
-    return Life(args.stream, desk, core, recovery, store, given_store is None, snapshots)
+    return Life(
+        args.stream, prepared.desk, core, recovery, store, given_store is None, snapshots, args.durability == "synced"
+    )
 
 
 def _open_store(url: str) -> JournalStore:
@@ -114,15 +150,14 @@ def _open_store(url: str) -> JournalStore:
     return open_store(url)
 
 
-def _start(
-    args: EngineArgs, store: JournalStore, desk: Desk, make_worker: Callable[[], Worker]
-) -> tuple[EngineCore, Recovery, SnapshotKeeper]:
+def _start(args: EngineArgs, store: JournalStore, prepared: Prepared) -> tuple[EngineCore, Recovery, SnapshotKeeper]:
+    desk = prepared.desk
     head = store.open_stream(args.stream)
     base, recovery = fold_journal(store, args.stream, head)
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
     state, outbox, totals = base.folded
-    core = EngineCore(state, Delivery(outbox), totals, make_worker, args.durability, args.session_idle_s)
+    core = EngineCore(state, Delivery(outbox), totals, prepared.make_worker, args.durability, args.session_idle_s)
 
     def on_durable(position: int) -> None:
         core.on_durable(position)
@@ -133,13 +168,6 @@ def _start(
         core.start(writer, opening_commands(head, desk.root_seed, desk.config))
     except BaseException:
         writer.close()
-        snapshots.close(None)
-        raise
-    try:
-        core.ready.result()
-    except BaseException:
-        core.stop()
-        core.join()
         snapshots.close(None)
         raise
     return core, recovery, snapshots

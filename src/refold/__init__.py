@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from refold.engine.config import SamplingParams
     from refold.engine.engine import Completion, Delta, Engine
+    from refold.engine.messages import EngineStopped
+    from refold.engine.models import Text
+    from refold.engine.opening import Recovery
+    from refold.engine.redacting import Redaction
+    from refold.engine.session import Session
+    from refold.engine.stats import Stats
     from refold.journal.errors import (
         Fenced,
         InvariantViolation,
@@ -18,42 +24,68 @@ if TYPE_CHECKING:
         JournalError,
         JournalOwned,
         NotFound,
+        PositionConflict,
         RefoldError,
         Rejected,
+        SchemaTooNew,
         WorkerLost,
     )
+    from refold.journal.events import EngineConfig
+    from refold.scheduler.stall import StallReport, Waiter
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Engine": "refold.engine.engine",
-    "Delta": "refold.engine.engine",
-    "Completion": "refold.engine.engine",
     "SamplingParams": "refold.engine.config",
+    "Completion": "refold.engine.engine",
+    "Delta": "refold.engine.engine",
+    "Engine": "refold.engine.engine",
+    "EngineStopped": "refold.engine.messages",
+    "Text": "refold.engine.models",
+    "Recovery": "refold.engine.opening",
+    "Redaction": "refold.engine.redacting",
+    "Session": "refold.engine.session",
+    "Stats": "refold.engine.stats",
+    "Fenced": "refold.journal.errors",
+    "InvariantViolation": "refold.journal.errors",
+    "JournalCorrupt": "refold.journal.errors",
+    "JournalError": "refold.journal.errors",
+    "JournalOwned": "refold.journal.errors",
+    "NotFound": "refold.journal.errors",
+    "PositionConflict": "refold.journal.errors",
     "RefoldError": "refold.journal.errors",
     "Rejected": "refold.journal.errors",
-    "NotFound": "refold.journal.errors",
-    "JournalError": "refold.journal.errors",
-    "JournalCorrupt": "refold.journal.errors",
-    "JournalOwned": "refold.journal.errors",
-    "Fenced": "refold.journal.errors",
+    "SchemaTooNew": "refold.journal.errors",
     "WorkerLost": "refold.journal.errors",
-    "InvariantViolation": "refold.journal.errors",
+    "EngineConfig": "refold.journal.events",
+    "StallReport": "refold.scheduler.stall",
+    "Waiter": "refold.scheduler.stall",
 }
 
 __all__ = [
     "Completion",
     "Delta",
     "Engine",
+    "EngineConfig",
+    "EngineStopped",
     "Fenced",
     "InvariantViolation",
     "JournalCorrupt",
     "JournalError",
     "JournalOwned",
     "NotFound",
+    "PositionConflict",
+    "Recovery",
+    "Redaction",
     "RefoldError",
     "Rejected",
     "SamplingParams",
+    "SchemaTooNew",
+    "Session",
+    "StallReport",
+    "Stats",
+    "Text",
+    "Waiter",
     "WorkerLost",
 ]
 

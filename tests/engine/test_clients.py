@@ -75,17 +75,17 @@ def test_a_request_can_be_aborted_in_every_phase(tmp_path: Path) -> None:
         engine.enqueue([1] * 200, LONG, request_id="prefilling")
         engine.enqueue([1], LONG, request_id="waiting")
         eventually(lambda: engine.stats().steps > 2)
-        engine.abort("waiting")
-        engine.abort("prefilling")
+        assert engine.abort("waiting")
+        assert engine.abort("prefilling")
         engine.enqueue([1], LONG, request_id="decoding")
         eventually(lambda: engine.stats().tokens > 5)
-        engine.abort("decoding")
+        assert engine.abort("decoding")
         engine.abort("decoding")
         engine.enqueue([1], SHORT, request_id="finished")
         ids = ["prefilling", "waiting", "decoding", "finished"]
         ends = [done.finish_reason for done in engine.wait(ids)]
-        engine.abort("finished")
-        engine.abort("never was")
+        assert not engine.abort("finished")
+        assert not engine.abort("never was")
         stats = engine.stats()
         assert ends == ["abort", "abort", "abort", "length"]
         assert engine.run([[1]], SHORT)[0].token_ids == must_produce([1], SHORT)

@@ -180,7 +180,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 def watched(tmp_path: Path) -> Any:
     """An engine with one long request running; afterwards: it is unharmed, and nothing else reached the journal."""
     journal = str(tmp_path / "journal.db")
-    sampling = SamplingParams(seed=1, max_tokens=30)
+    sampling = SamplingParams(seed=1, max_tokens=200)
     with Engine("simulated?vocab=1000&eos=-1&step_ms=1", journal) as engine:
         engine.enqueue([1, 2], sampling, request_id="bystander")
         yield engine
@@ -236,7 +236,54 @@ def test_every_way_in_rejects_alike(watched: Engine) -> None:
         watched.reset_prefix_cache(1)  # type: ignore[arg-type]
     with pytest.raises(Rejected, match="can't be reset while 1 requests run"):
         watched.reset_prefix_cache()
-    watched.abort("nobody")
+    assert not watched.abort("nobody")
+
+
+def test_nobody_can_resume_beyond_the_end_of_what_there_is() -> None:
+    sampling = SamplingParams(seed=1, max_tokens=4)
+
+    async def scenario() -> None:
+        async with Engine("simulated?vocab=1000&eos=-1&step_ms=5") as engine:
+            await collect(engine.generate([1], sampling, request_id="done"))
+            assert joined(await collect(engine.resume("done", 1)), first=2) == must_produce([1], sampling)[2:]
+            (last,) = await collect(engine.resume("done", 3))
+            assert (last.index, last.token_ids, last.finish_reason) == (4, [], "length")
+            for after in (4, 5, 2**31 - 1):
+                with pytest.raises(
+                    Rejected, match=f"after is {after}, and request 'done' has 4 outputs: give 3 at most"
+                ):
+                    await collect(engine.resume("done", after))
+            session = await engine.open_session([1], SamplingParams(seed=1, max_tokens=400), request_id="talk")
+            with pytest.raises(Rejected, match="after is 399, and request 'talk' has"):
+                await engine.attach_session("talk", 399)
+            engine.abort(session.request_id)
+
+    asyncio.run(scenario())
+
+
+def test_tokens_that_a_buffered_engine_lost_come_again_to_whoever_had_them() -> None:
+    sampling = SamplingParams(seed=1, max_tokens=40)
+
+    async def scenario() -> None:
+        async with Engine("simulated?vocab=1000&eos=-1&step_ms=5", durability="buffered") as engine:
+            await engine.submit([1], sampling, request_id="mine")
+            assert joined(await collect(engine.resume("mine", 29)), first=30) == must_produce([1], sampling)[30:]
+
+    asyncio.run(scenario())
+
+
+def test_a_submission_can_be_checked_before_there_is_an_engine(tmp_path: Path) -> None:
+    engine = Engine("simulated?vocab=1000&eos=-1&len=64", tmp_path / "journal.db", block_size=4, num_blocks=4)
+    engine.check([1, 2, 3], SamplingParams(max_tokens=4))
+    for arguments, line in BAD_ARGUMENTS:
+        assert line in rejected_line(lambda arguments=arguments: engine.check([1], **arguments)), line
+    with pytest.raises(Rejected, match="can need 5 blocks of 4, the pool has 4"):
+        engine.check([1], SamplingParams(max_tokens=20))
+    assert not (tmp_path / "journal.db").exists()
+    with engine:
+        engine.check([1], SamplingParams(max_tokens=4))
+        assert engine.stats().requests == 0
+    assert Engine("simulated").tokenizer is not None
 
 
 def test_an_id_that_is_taken_is_rejected_and_its_owner_is_not_aborted() -> None:

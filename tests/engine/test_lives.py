@@ -1,14 +1,24 @@
 """Close, crash, reopen: what was unfinished goes on, and whoever comes back continues where they were."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
-from refold import Engine, JournalOwned, NotFound, Rejected, SamplingParams
+from refold import Engine, JournalOwned, NotFound, Rejected, SamplingParams, WorkerLost
 from refold.engine.engine import Delta, EngineStopped
 from refold.engine.life import Life
-from refold.journal.events import EngineClosed, EngineOpened, RequestFinished, StateDigest
+from refold.gpu.batch import Worker
+from refold.gpu.simulated import SimulatedWorker
+from refold.journal.events import (
+    EngineClosed,
+    EngineConfig,
+    EngineOpened,
+    RequestFinished,
+    RequestSubmitted,
+    StateDigest,
+)
 from refold.journal.events import WorkerLost as WorkerLostEvent
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
@@ -238,3 +248,62 @@ def test_a_journal_is_named_by_a_url_a_path_or_a_store(tmp_path: Path) -> None:
             engine.run([[1]], SHORT)
     with pytest.raises(Rejected, match="journal is 7: give sqlite:///FILE, a path, memory: or a store"):
         Engine(MODEL, 7)  # type: ignore[arg-type]
+
+
+class SlowToLoad:
+    """Makes a worker when it is let, or finds that the model is unfit."""
+
+    def __init__(self, unfit: Exception | None = None) -> None:
+        self.may_load = threading.Event()
+        self.unfit = unfit
+
+    def __call__(self, config: EngineConfig) -> Worker:
+        self.may_load.wait()
+        if self.unfit is not None:
+            raise self.unfit
+        return SimulatedWorker(config)
+
+
+def test_requests_are_journaled_while_the_worker_still_loads(journal: str) -> None:
+    loading = SlowToLoad()
+    engine = Engine(MODEL, journal, make_worker=loading).open(await_worker=False)
+    engine.enqueue([1], SHORT, request_id="early")
+    assert "early" in [e.request_id for e in lawful_events(open_reader(journal)) if isinstance(e, RequestSubmitted)]
+    loading.may_load.set()
+    engine.await_worker()
+    assert engine.wait(["early"])[0].token_ids == must_produce([1], SHORT)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("unfit", "ends"), [(Rejected("the weights are torn"), {"error": 1}), (WorkerLost("no device"), {})]
+)
+def test_a_worker_that_never_comes_refuses_newcomers_only_if_the_model_is_unfit(
+    journal: str, unfit: Exception, ends: dict[str, int]
+) -> None:
+    with Engine(MODEL, journal) as engine:
+        engine.enqueue([1], LONG, request_id="older")
+    loading = SlowToLoad(unfit)
+    with Engine(MODEL, journal, make_worker=loading).open(await_worker=False) as engine:
+        engine.enqueue([1], SHORT, request_id="newcomer")
+        loading.may_load.set()
+        with pytest.raises(type(unfit), match=str(unfit)):
+            engine.await_worker()
+    finished = [e for e in lawful_events(open_reader(journal)) if isinstance(e, RequestFinished)]
+    assert {e.reason: 1 for e in finished} == ends
+    assert all(e.message == "the weights are torn" for e in finished)
+    with Engine(MODEL, journal) as engine:
+        assert engine.unfinished() == (["older"] if ends else ["older", "newcomer"])
+
+
+def test_an_engine_that_did_not_wait_can_be_closed_while_the_worker_loads(journal: str) -> None:
+    loading = SlowToLoad()
+    with Engine(MODEL, journal, make_worker=loading).open(await_worker=False) as engine:
+        engine.enqueue([1], SHORT, request_id="early")
+        threading.Timer(0.05, loading.may_load.set).start()
+    with pytest.raises(EngineStopped):
+        Engine(MODEL, journal).await_worker()
+    with Engine(MODEL, journal) as engine:
+        assert engine.recovery is not None
+        assert engine.recovery.was_closed
+        assert engine.wait()[0].token_ids == must_produce([1], SHORT)

@@ -209,7 +209,7 @@ def test_a_worker_that_fails_to_close_disturbs_nobody() -> None:
 def test_a_bug_in_a_decision_about_steps_stops_the_engine_and_leaves_a_valid_journal(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refold.engine import core
+    from refold.engine import turns
     from refold.scheduler.decide import decide
 
     def buggy(state: Any, order: Any) -> Any:
@@ -219,7 +219,7 @@ def test_a_bug_in_a_decision_about_steps_stops_the_engine_and_leaves_a_valid_jou
 
     journal = str(tmp_path / "journal.db")
     with monkeypatch.context() as patch:
-        patch.setattr(core, "decide", buggy)
+        patch.setattr(turns, "decide", buggy)
         with Engine(MODEL, journal) as engine:
             with pytest.raises(InvariantViolation, match=f"{command}: AssertionError: a counter went below zero"):
                 engine.run(PROMPTS, SAMPLINGS)
@@ -233,7 +233,7 @@ def test_a_bug_in_a_decision_about_steps_stops_the_engine_and_leaves_a_valid_jou
 
 
 def test_a_bug_in_a_decision_about_one_request_is_that_request_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refold.engine import core
+    from refold.engine import turns
     from refold.scheduler.commands import SubmitRequest
     from refold.scheduler.decide import decide
 
@@ -242,7 +242,7 @@ def test_a_bug_in_a_decision_about_one_request_is_that_request_s_alone(monkeypat
             raise KeyError("cursed")
         return decide(state, order)
 
-    monkeypatch.setattr(core, "decide", buggy)
+    monkeypatch.setattr(turns, "decide", buggy)
     with Engine(MODEL) as engine:
         with pytest.raises(InvariantViolation, match="this is a bug of refold"):
             engine.enqueue([1], request_id="cursed")

@@ -1,9 +1,12 @@
 """What loads what: the import contracts, and what `import refold` costs those who embed it."""
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 import tomllib
+import typing
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,31 @@ def test_every_public_name_loads() -> None:
     assert {getattr(refold, name).__name__ for name in refold.__all__} == set(refold.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
         refold.Motor  # noqa: B018
+
+
+def test_what_the_public_classes_return_and_raise_can_be_imported_from_refold() -> None:
+    public = set(refold.__all__)
+    for face in (refold.Engine, refold.Session):
+        for name, member in inspect.getmembers(face):
+            if not name.startswith("_"):
+                function = getattr(member, "fget", member)
+                assert ours_in(typing.get_type_hints(function).get("return")) <= public, f"{face.__name__}.{name}"
+                assert raised(inspect.getdoc(function) or "") <= public, f"{face.__name__}.{name}"
+    assert ours_in(refold.Engine.stall_report.__annotations__["return"]) == {"StallReport"}
+    assert raised(refold.Engine.open.__doc__ or "") == {"Rejected", "JournalOwned", "JournalError", "WorkerLost"}
+
+
+def ours_in(hint: object) -> set[str]:
+    """The names of our classes in a type hint."""
+    inside = {name for part in typing.get_args(hint) for name in ours_in(part)}
+    is_ours = isinstance(hint, type) and hint.__module__.startswith("refold.")
+    return inside | ({hint.__name__} if is_ours else set())
+
+
+def raised(doc: str) -> set[str]:
+    """The errors that a docstring says are raised."""
+    _, _, section = doc.partition("Raises:")
+    return set(re.findall(r"^\s+([A-Z]\w+):", section, re.MULTILINE)) | set(re.findall(r"Raises (\w+)", doc))
 
 
 def test_every_package_is_linked_into_the_import_package() -> None:

@@ -1,0 +1,174 @@
+"""An engine's lifecycle: how it is opened, closed, and used as a context manager, with asyncio and without."""
+
+import asyncio
+import threading
+from os import PathLike
+from types import TracebackType
+from typing import Self, Unpack
+
+from refold.engine.config import EngineArgs, EngineOptions, as_url
+from refold.engine.life import Life, Prepared, begin, prepare
+from refold.engine.messages import EngineStopped
+from refold.engine.models import MakeWorker, Text
+from refold.engine.opening import Recovery
+from refold.journal.errors import RefoldError, Rejected
+from refold.journal.events import EngineConfig
+from refold.journal.store import JournalStore
+
+_NOT_OPEN = "the engine is not open: use `with Engine(...)`, or open it"
+
+
+class Lifecycle:
+    """What `Engine` is before and after it serves anybody."""
+
+    def __init__(
+        self,
+        model: str,
+        journal: str | PathLike[str] | JournalStore = "memory:",
+        *,
+        make_worker: MakeWorker | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        """Check the arguments; nothing is opened yet.
+
+        Args:
+            model: `smollm2`, a GGUF file, a folder of safetensors, or `simulated`.
+            journal: `sqlite:///FILE`, a plain path, `postgresql://USER@HOST/DATABASE`, `memory:`, or a store of your own,
+                which stays yours to close.
+            make_worker: builds a worker of your own for the model, in place of the built-in one.
+            **options: see `EngineArgs`.
+
+        Raises:
+            Rejected: an argument can't be; names it, its value and the remedy.
+        """
+        self._given_store = journal if isinstance(journal, JournalStore) else None
+        url = "memory:" if isinstance(journal, JournalStore) else as_url(journal)
+        self.args = EngineArgs(model=model, journal=url, **options)
+        self._make_worker = make_worker
+        self._prepared: Prepared | None = None
+        self._life: Life | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_entered = False
+
+    def open(self, *, await_worker: bool = True) -> Self:
+        """Open the journal, fold it, start the worker, and go on with whatever was unfinished. Blocking.
+
+        Args:
+            await_worker: False to return as soon as requests can be journaled, while the worker still loads its weights.
+                If the model turns out to be unfit, what was submitted meanwhile ends with reason `error`; see `await_worker`.
+
+        Raises:
+            Rejected: the model can't be used, or isn't the one that the journal's unfinished requests run on.
+            JournalOwned: another live engine writes this journal.
+            JournalError: the journal can't be opened, or is damaged.
+            WorkerLost: the worker didn't start.
+        """
+        with self._lock:
+            if self._life is not None or self._is_closed:
+                raise Rejected("an engine opens once: make a new one")
+            life = begin(self.args, self._ready_to_begin(), self._given_store)
+            if await_worker:
+                try:
+                    life.core.ready.result()
+                except BaseException:
+                    life.end()
+                    raise
+            self._life = life
+        return self
+
+    def await_worker(self) -> None:
+        """Wait for the first worker of an engine that was opened without waiting for it. Blocking.
+
+        Raises:
+            Rejected: the model can't be used.
+            WorkerLost: the worker didn't start. What was submitted goes on when the journal is opened again.
+        """
+        if self._life is None:
+            raise EngineStopped(_NOT_OPEN)
+        self._life.core.ready.result()
+
+    @property
+    def tokenizer(self) -> Text | None:
+        """The model's tokenizer and chat template, also before `open`; None if it has none. Raises Rejected as `open` does."""
+        return self._ready_to_begin().desk.text_or_none
+
+    def _ready_to_begin(self) -> Prepared:
+        if self._prepared is None:
+            self._prepared = prepare(self.args, self._make_worker)
+        return self._prepared
+
+    def close(self) -> None:
+        """Finish the steps in flight, record how things stand, free everything. Idempotent. Blocking.
+
+        Unfinished requests stay in the journal and go on when it is opened again.
+
+        Raises:
+            RefoldError: the engine failed while it was closing.
+        """
+        with self._lock:
+            if self._life is None or self._is_closed:
+                self._is_closed = True
+                return
+            self._is_closed = True
+            core = self._life.core
+            had_failed = core.cause is not None
+            self._life.end()
+        if core.cause is not None and not had_failed:
+            raise core.cause.with_traceback(None)
+
+    async def aclose(self) -> None:
+        """`close`, without blocking the event loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Open, unless `open` was called just before: `with engine.open(await_worker=False): ...`."""
+        return self if self._enters() else self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(error)
+
+    async def __aenter__(self) -> Self:
+        try:
+            return self if self._enters() else await asyncio.to_thread(self.open)
+        except asyncio.CancelledError as error:  # it goes on opening, and nobody would close it
+            threading.Thread(target=self._leave, args=(error,), name="refold-close").start()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._leave, error)
+
+    def _enters(self) -> bool:
+        """Whether this engine was opened by hand, and is entered for the first time."""
+        enters = self._life is not None and not self._is_entered
+        self._is_entered = True
+        return enters
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Close. To a caller that leaves with an error, a failure of the engine isn't told once more."""
+        try:
+            self.close()
+        except RefoldError:
+            if error is None:
+                raise
+
+    def _live(self) -> Life:
+        if self._life is None:
+            raise EngineStopped(_NOT_OPEN)
+        if self._is_closed or self._life.core.cause is not None:
+            raise self._life.core.why_stopped()
+        return self._life
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """What opening the journal found and did; None before `open`."""
+        return None if self._life is None else self._life.recovery
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine's decisions depend on."""
+        return self._live().config
