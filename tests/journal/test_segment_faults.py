@@ -23,8 +23,8 @@ def root(tmp_path):
 
 
 def test_no_call_may_fail_in_a_way_that_hurts():
-    outcomes = [campaign.run(case) for case in campaign.cases(stride=23, first=7)]
-    assert len(outcomes) > 300
+    outcomes = [campaign.run(case) for case in campaign.cases(stride=41, first=7)]
+    assert len(outcomes) > 200
     assert {outcome.told for outcome in outcomes} == {"ok", "JournalError", "Crash"}
 
 

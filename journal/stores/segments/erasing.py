@@ -44,9 +44,9 @@ def write_anew(
     ends = [name.first for name in names[1:]]
     for name, end in zip(names, [*ends, by.position], strict=True):
         if any(name.first <= position < end for position in contents):
-            with _opened(files, folder, name) as (header, groups):
+            with opened_closed(files, folder, name) as (header, groups):
                 new = folder / f"{name.first:020d}.sealed.at-{by.position:020d}-{by.hash.hex()[:16]}"
-                _write_segment(files, new, header, _without(groups, contents, folder / name.file_name))
+                write_segment(files, new, header, _without(groups, contents, folder / name.file_name))
             done.append(name.first)
     files.fsync_dir(folder)
     return done
@@ -91,7 +91,7 @@ def _is_in(view: StreamView, end: End, position: int, beginning: str) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(files: FileLayer, folder: Path, name: SegmentName) -> Iterator[tuple[SegmentHeader, Groups]]:
+def opened_closed(files: FileLayer, folder: Path, name: SegmentName) -> Iterator[tuple[SegmentHeader, Groups]]:
     """A closed segment: its header and its groups."""
     path = folder / name.file_name
     if name.sealed:
@@ -127,7 +127,8 @@ def _without(groups: Groups, contents: Mapping[int, bytes | None], path: Path) -
         yield new, frame[GROUP_HEADER_BYTES:]
 
 
-def _write_segment(files: FileLayer, path: Path, header: SegmentHeader, groups: Groups) -> None:
+def write_segment(files: FileLayer, path: Path, header: SegmentHeader, groups: Groups) -> None:
+    """Write a sealed segment of these groups; on disk when this returns."""
     sealing = Sealing(files, groups, header, path)
     try:
         while sealing.step():

@@ -19,6 +19,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, NotFound, Schema
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain, read_file, write_file
 
 MARKER = "SEGMENTS"
+ARCHIVES_NAME = "archives"
 FORMAT = "segments 1"
 _MARKER_TEXT = b"refold segments 1\n"
 _MARKER_PATTERN = re.compile(rb"refold segments (\d{1,9})\n")

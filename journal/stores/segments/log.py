@@ -10,7 +10,7 @@ from pathlib import Path
 
 from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.record import EMPTY_HEAD, Head, Record
-from refold.journal.stores.segments import erasing
+from refold.journal.stores.segments import borders, erasing
 from refold.journal.stores.segments.files import READ, UPDATE, FileLayer, explain, write_all, write_file
 from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import pack_group, pack_segment_header
@@ -172,6 +172,22 @@ class StreamLog:
             self.rotate()
         names = [name for name in segments_of(self._files.listdir(self.folder)) if name.first < self.segment]
         erasing.write_anew(self._files, self.folder, names, by, contents)
+
+    def drop_archived(self, border: Head, limit: int) -> int:
+        """Remove what lies before the border, some at a time; how many records have gone."""
+        self._stop_sealing()
+        if self.segment < border.position:
+            self.rotate()
+        names = segments_of(self._files.listdir(self.folder))
+        count = borders.remove_archived(self._files, self.folder, names, border.position, limit)
+        if not count and names[0].first < border.position:
+            borders.begin_at(self._files, self.folder, names[0], border)
+            names = segments_of(self._files.listdir(self.folder))
+            count = borders.remove_archived(self._files, self.folder, names, border.position, limit)
+        self.closed = [
+            name.first for name in StreamView(self._files, self._root, self.stream).segments()[:-1] if not name.sealed
+        ]
+        return count
 
     def finish_erasure(self) -> None:
         """Let what was written anew take its place, or remove it: whichever the stream says."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from refold.journal.archives import Archive, read_across
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
 from refold.journal.snapshots import Snapshot, SnapshotEntry
@@ -35,7 +36,8 @@ class SegmentReader:
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
         assert start >= 0, f"positions start at 0, not {start}"
-        yield from self._view(stream).read(start, stop)
+        view = self._view(stream)
+        yield from read_across(view.archives(), self._path.parent, view.read, start, stop)
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""
@@ -50,6 +52,10 @@ class SegmentReader:
     def heads(self) -> dict[str, Head]:
         """The end of every stream, by its name."""
         return {stream: self.head(stream) for stream in self.streams()}
+
+    def archives(self, stream: str = DEFAULT_STREAM) -> list[Archive]:
+        """Where the oldest records are, in order."""
+        return self._view(stream).archives()
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
         """What snapshots there are, by position."""

@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from refold.journal.archives import Archive
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record
 from refold.journal.snapshots import Snapshot
 from refold.journal.store import DEFAULT_STREAM, Erased
 from refold.journal.stores.guards import check_continues, check_replicates, check_stream_name, not_open, refuse
 from refold.journal.stores.ownership import OwnerLock
+from refold.journal.stores.segments import borders
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain, write_file
 from refold.journal.stores.segments.frames import MAX_PAYLOAD_BYTES, pack_group
 from refold.journal.stores.segments.log import StreamLog
@@ -129,6 +131,23 @@ class SegmentStore(SegmentReader):
             for name in map(snapshot_name, positions):
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(log.folder / name)
+
+    def add_archive(self, stream: str, archive: Archive) -> None:
+        """Move the border."""
+        with self._owning(stream) as log:
+            borders.save_archives(self._files, log.folder, [*self.archives(stream), archive])
+
+    def drop_archived(self, stream: str, limit: int) -> int:
+        """Delete the oldest records before the border, by segments, until `limit` or more have gone; how many have."""
+        with self._owning(stream) as log:
+            archives = self.archives(stream)
+            if not archives:
+                return 0
+            try:
+                return log.drop_archived(archives[-1].head, limit)
+            except OSError:
+                self._give_up(stream)  # it may have failed half way to the next segment
+                raise
 
     def maintain(self, *, idle: bool = False) -> None:
         """Seal closed segments, a block at a call; with `idle`, all there is, and sync the marks.

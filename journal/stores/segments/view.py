@@ -9,11 +9,12 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from refold.journal.archives import Archive
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.segments.files import READ, FileLayer, close_read, damaged, explain
-from refold.journal.stores.segments.folder import SegmentName, segments_of, stream_folder
+from refold.journal.stores.segments.folder import ARCHIVES_NAME, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import Group, SegmentHeader
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, read_mark
 from refold.journal.stores.segments.scan import FileBytes, Place, records_of, walk
@@ -110,8 +111,25 @@ class StreamView:
         raise damaged(path, 0, "deleted", "and all after it have lost the mark of their end")
 
     def segments(self) -> list[SegmentName]:
-        """The segments, in order."""
-        return segments_of(self.names())
+        """The segments, in order; without those that are the archives'."""
+        names = segments_of(self.names())
+        if len(names) > 1 and (archives := self.archives()):
+            border = archives[-1].stop
+            return [
+                name for name, after in zip(names, [*names[1:], None], strict=True) if not after or after.first > border
+            ]
+        return names
+
+    def archives(self) -> list[Archive]:
+        """Where the oldest records are, in order.
+
+        Raises:
+            JournalError: the list can't be read, or is damaged.
+        """
+        from refold.journal.stores.segments.borders import unpack_archives  # noqa: PLC0415 - most streams have none
+
+        data = self.file(ARCHIVES_NAME)
+        return unpack_archives(data, self.folder / ARCHIVES_NAME) if data else []
 
     def file(self, name: str, size: int | None = None) -> bytes:
         """The first `size` bytes, or all, of a file beside the segments; empty if there is none."""
