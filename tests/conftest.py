@@ -13,6 +13,10 @@ def postgres_server():
 
 
 @pytest.fixture
-def postgres_url(postgres_server):
+def postgres_url(postgres_server, monkeypatch):
     """A place in a PostgreSQL database of the test's own, with the journal's tables."""
+    from refold.journal.stores import postgres_owner
+
+    # Who is refused needn't wait long for it here; who is let in after a kill is waited for by the tests themselves.
+    monkeypatch.setattr(postgres_owner, "_PATIENCE_S", 0.3)
     return postgres_server.journal()
