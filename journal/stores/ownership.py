@@ -9,14 +9,13 @@ turns "two engines fight" into an error at open.
 import contextlib
 import fcntl
 import os
-import time
 import weakref
 from pathlib import Path
 
 from refold.journal.errors import JournalError, JournalOwned
+from refold.journal.stores.patience import Patience
 
 _PATIENCE_S = 0.25  # a probe by `owner_of` holds the lock for microseconds; an owner for as long as it lives
-_PAUSE_S = 0.01
 _FOLDER_LOCK = "owner.lock"
 
 
@@ -100,14 +99,13 @@ def _lock_path(journal: Path) -> Path:
 
 
 def _lock_patiently(fd: int) -> bool:
-    deadline = time.monotonic() + _PATIENCE_S
+    patience = Patience(_PATIENCE_S)
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        if time.monotonic() > deadline:
+        if not patience.wait():
             return False
-        time.sleep(_PAUSE_S)
 
 
 def _say(pid: int | None) -> str:

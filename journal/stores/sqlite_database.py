@@ -48,13 +48,14 @@ class SqliteDatabase(Database):
         require_current(path)
         super().__init__(str(path), sqlite_engine.create_engine(path, busy_timeout_s=busy_timeout_s), patience_s=0.0)
         self._path = path
+        self._busy_timeout_s = busy_timeout_s
         self.folder = path.parent
         self._owner: OwnerLock | None = None
         self._wal_bytes = 0
 
     @property
     def driver_errors(self) -> tuple[type[Exception], ...]:
-        return (sqlite_engine.DriverError,)
+        return sqlite_engine.DRIVER_ERRORS
 
     def record_of(self, row: Sequence[Any]) -> Record:
         return restored(row)
@@ -84,13 +85,13 @@ class SqliteDatabase(Database):
         guard = (stream_id, before.engine_epoch, before.position, before.hash)
         driver = sqlite_engine.driver(self.writing())
         try:
-            driver.execute("BEGIN IMMEDIATE")
+            sqlite_engine.begin_immediate(driver, self._busy_timeout_s)
             if driver.execute(_MOVE_HEAD, (after.position, after.hash, *guard)).rowcount != 1:
                 driver.execute("ROLLBACK")
                 return False
             driver.executemany(_INSERT, rows)
             driver.commit()
-        except sqlite_engine.DriverError as error:
+        except sqlite_engine.DRIVER_ERRORS as error:
             raise sa.exc.DBAPIError("append", None, error) from error
         return True
 
@@ -107,7 +108,7 @@ class SqliteDatabase(Database):
         """Move the WAL into the file and cut it to nothing. What was overwritten in the file, SQLite fills with zeros."""
         patience = Patience(_SCRUB_PATIENCE_S)
         while True:
-            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite_engine.DriverError):
+            with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
                 if sqlite_engine.checkpoint(self.writing(), "TRUNCATE"):
                     self._wal_bytes = 0
                     return ""
@@ -134,7 +135,7 @@ class SqliteDatabase(Database):
         if self.writer is None or self._wal_bytes <= (0 if idle else WAL_BOUND_BYTES):
             return
         self._wal_bytes = 0
-        with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite_engine.DriverError):
+        with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
             sqlite_engine.checkpoint(self.writer, "PASSIVE")
 
     def vacuum(self) -> None:
@@ -143,14 +144,14 @@ class SqliteDatabase(Database):
         try:
             sqlite_engine.driver(connection).execute("VACUUM")
             sqlite_engine.checkpoint(connection, "TRUNCATE")
-        except sqlite_engine.DriverError as error:
+        except sqlite_engine.DRIVER_ERRORS as error:
             raise sa.exc.DBAPIError("VACUUM", None, error) from error
         self._wal_bytes = 0
 
     def stop_writing(self) -> None:
         """Fold the WAL into the file, and let go of the lock."""
         if self.writer is not None:
-            with contextlib.suppress(sa.exc.SQLAlchemyError, sqlite_engine.DriverError):
+            with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
                 sqlite_engine.driver(self.writer).execute("PRAGMA busy_timeout=200")
                 sqlite_engine.checkpoint(self.writer, "TRUNCATE")
             self.drop_writer()

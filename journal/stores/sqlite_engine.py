@@ -14,16 +14,20 @@ overwritten wherever SQLite had left a copy of it.
 """
 
 import sqlite3
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
+from refold.journal.stores.patience import Patience
 from refold.journal.stores.sqlite_file import BUSY_TIMEOUT_S, explain, lossy_text
 
-DriverError = sqlite3.Error
+DRIVER_ERRORS = (
+    sqlite3.Error,
+    UnicodeDecodeError,
+)  # SQLite's message may quote a damaged text, which the driver can't read
 _BEGIN = "refold_begin"
 READING = {_BEGIN: "BEGIN"}  # execution options of a connection that only reads
 
@@ -47,8 +51,15 @@ def create_engine(path: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sa.E
         connect_args={"isolation_level": None, "timeout": busy_timeout_s, "check_same_thread": False},
     )
     sa.event.listen(engine, "connect", _on_connect)
-    sa.event.listen(engine, "begin", _on_begin)
+    sa.event.listen(engine, "begin", partial(_on_begin, busy_timeout_s=busy_timeout_s))
+    sa.event.listen(engine, "handle_error", _on_error)
     return engine
+
+
+def _on_error(context: sa.ExceptionContext) -> Exception | None:
+    """An error whose message is no text is one of the database's too."""
+    error = context.original_exception
+    return sa.exc.DBAPIError(context.statement, None, error) if isinstance(error, UnicodeDecodeError) else None
 
 
 def _on_connect(connection: sqlite3.Connection, _record: Any) -> None:
@@ -57,8 +68,42 @@ def _on_connect(connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute(f"PRAGMA {pragma}").fetchall()
 
 
-def _on_begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN IMMEDIATE"))
+def _on_begin(connection: sa.Connection, *, busy_timeout_s: float) -> None:
+    if (statement := connection.get_execution_options().get(_BEGIN)) is not None:
+        connection.exec_driver_sql(statement)
+        return
+    try:
+        begin_immediate(driver(connection), busy_timeout_s)
+    except DRIVER_ERRORS as error:
+        raise sa.exc.DBAPIError("BEGIN IMMEDIATE", None, error) from error
+
+
+def begin_immediate(connection: sqlite3.Connection, patience_s: float) -> None:
+    """Begin a transaction that writes, when whoever else writes is done.
+
+    SQLite would wait in the same rhythm as everybody else who waits; two that collide would do so again.
+
+    Raises:
+        sqlite3.Error: nobody else was done in time, or it's no question of time.
+    """
+    patience = Patience(patience_s)
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or not patience.wait():
+                    raise
+            else:
+                return
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={round(patience_s * 1000)}")
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else's lock is in the way."""
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def driver(connection: sa.Connection) -> sqlite3.Connection:
@@ -74,15 +119,14 @@ def enter_wal(connection: sa.Connection, path: Path, *, patience_s: float = BUSY
     Raises:
         JournalError: it can't be (a read-only or network file system, or another program holds the file).
     """
-    deadline = time.monotonic() + patience_s
+    patience = Patience(patience_s)
     while True:
         try:
             (mode,) = driver(connection).execute("PRAGMA journal_mode=WAL").fetchone()
             break
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if not is_busy(error) or not patience.wait():
                 raise explain(error, path, "open") from error
-            time.sleep(0.01)
     if mode != "wal":
         raise JournalError(f"{path} can't be kept in WAL mode (SQLite answers {mode!r}): move it to a local disk")
 
@@ -96,6 +140,6 @@ def checkpoint(connection: sa.Connection, mode: str) -> bool:
 def explain_sqlalchemy(error: sa.exc.SQLAlchemyError, path: Path, doing: str) -> JournalError:
     """The journal's error for one of SQLAlchemy's about `path`."""
     original = getattr(error, "orig", None)
-    if isinstance(original, sqlite3.Error):
+    if isinstance(original, DRIVER_ERRORS):
         return explain(original, path, doing)
     return JournalError(f"cannot {doing} {path}: {error}; see the cause")

@@ -1,5 +1,6 @@
 """Damage to a SQLite file where no record's hash covers it: it's an error that says so, never an empty journal."""
 
+import contextlib
 import sqlite3
 import threading
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from refold import migrations
-from refold.journal.errors import JournalCorrupt
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
@@ -42,6 +43,13 @@ def test_a_damaged_definition_whose_error_is_no_text_is_still_an_error_of_ours(p
     replace_in(path, "sqlite_schema: cells", b"INTEGER", b"INT\xc5GER")
     with pytest.raises(JournalCorrupt, match="damaged"):
         open_reader(str(path))
+
+
+def test_a_constraint_whose_damaged_name_is_no_text_is_an_error_of_ours_when_writing(path: Path) -> None:
+    replace_in(path, "sqlite_schema: cells", b"fk_journal_records_stream_id", b"fk_journal_records_strea\xec_id")
+    store = open_store(str(path))
+    with contextlib.closing(store), contextlib.suppress(JournalError):  # nothing else may come out of it
+        store.append("main", make_records(store.open_stream(), 1))
 
 
 def test_a_page_that_no_record_is_on_is_looked_at_by_verify(path: Path) -> None:

@@ -3,13 +3,13 @@
 import contextlib
 import fcntl
 import os
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.record import EMPTY_HEAD, Head, Record
+from refold.journal.stores.patience import Patience
 from refold.journal.stores.segments import borders, erasing
 from refold.journal.stores.segments.files import READ, UPDATE, FileLayer, explain, write_all, write_file
 from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, segments_of, stream_folder
@@ -22,7 +22,6 @@ from refold.journal.stores.segments.tail import Tail
 from refold.journal.stores.segments.view import End, StreamView
 
 _PATIENCE_S = 5.0
-_PAUSE_S = 0.001
 _MIN_LAID_OUT_BYTES = 1 << 16
 _MAX_LAID_OUT_BYTES = 1 << 20
 _PAGE_BYTES = 4096
@@ -353,13 +352,12 @@ def _opening(files: FileLayer, root: Path) -> Iterator[None]:
 
 
 def _lock(fd: int, path: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    patience = Patience(_PATIENCE_S)
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        if time.monotonic() > deadline:
+        if not patience.wait():
             raise JournalOwned(
                 f"another program has been writing in {path} for {_PATIENCE_S:.0f} s: stop it, or use another journal"
             )
-        time.sleep(_PAUSE_S)
