@@ -24,7 +24,7 @@ JOBS ?= 2
 FAULTARGS ?=
 FAULTS := kill torn flip disk lock postgres clock race
 
-.PHONY: help demo test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
+.PHONY: help demo segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
 	crash golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
@@ -106,6 +106,9 @@ bench: $(VENV)/.stamp-dev  ## microseconds per decode step, folds per second; th
 
 simulate: $(VENV)/.stamp-dev  ## SEEDS random histories on the simulated worker, every law checked after every event
 	@$(BIN)/python -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS) $(SIMARGS)
+
+segment-faults: $(VENV)/.stamp-dev  ## every call of the segment store's file system fails in every way (minutes)
+	@$(BIN)/python -m tests.kit.segment_campaign $(SIMARGS)
 
 faults: $(VENV)/.stamp-dev  ## plant each fault of tests/kit/fault_list.py, see who notices, write docs/planted-faults.md
 	@$(BIN)/python -m tests.kit.faults --jobs $(JOBS) --write docs/planted-faults.md
