@@ -4,7 +4,7 @@ What is in the target already is not copied again, so a copy that was killed goe
 target is a beginning of the source: the record before the target's end has the same hash there, and a hash stands for
 everything before it. Every record is verified against its chain on its way in, and the target is read and verified at the end.
 
-What was erased from the source before it was copied is not in the copy. What is erased later stays in it: redact the copy too.
+What was erased from the source before it was copied is not in the copy. What is erased later stays in it: make it anew.
 
 The source may be written meanwhile: what was there when the copying began is copied, or, to follow, whatever comes.
 """
