@@ -58,9 +58,7 @@ def command(until: str, folder: Path, form: str, stream: str, as_json: bool, jou
     store = open_store(journal)
     try:
         if not isinstance(store, ArchivingStore):
-            raise Rejected(
-                f"{journal} is a store that keeps its own archive: its sealed files are compressed, and can be copied as they are"
-            )
+            raise Rejected(f"{journal} is a store that can't let records go: copy it to another one first")
         open_for_keeping(store, stream)
         with bar("archiving", todo, "records") as progress:
             archive = archive_until(store, stream, stop, folder, form=form, on_records=progress.advance)

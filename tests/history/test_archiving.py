@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from refold import Engine, SamplingParams
+from refold import Engine, SamplingParams, migrations
 from refold.engine.folding import beginning, nearest, snapshot_of
 from refold.engine.history.archiving import (
     archive_until,
@@ -39,12 +39,16 @@ FORMS = ("zstd", "parquet")
 RECORDS = sealed(eventful_lives()[0])
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "segments", "postgresql"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         write_journal(tmp_path / "journal.db", eventful_lives()[0])
         return str(tmp_path / "journal.db")
-    url: str = request.getfixturevalue("postgres_url")
+    if request.param == "segments":
+        url = f"segments:///{tmp_path / 'journal'}"
+        migrations.ensure(url)
+    else:
+        url = request.getfixturevalue("postgres_url")
     store = open_store(url)
     store.open_replica()
     store.append("main", RECORDS)
@@ -317,14 +321,13 @@ def test_an_until_that_is_nothing_is_refused(file: str, tmp_path: Path, until: s
     assert_one_line_and_a_hint(done.stderr)
 
 
-def test_segments_are_told_to_keep_their_own(file: str, tmp_path: Path) -> None:
+def test_a_folder_of_segments_is_archived_and_compacted(file: str, tmp_path: Path) -> None:
     url = f"segments:///{tmp_path / 'there'}"
     assert refold("copy", file, url).exit_code == 0
-    done = refold("archive", "--until", "5", "--to", tmp_path, url)
-    assert done.exit_code == 2
-    assert "keeps its own archive" in done.stderr
+    assert refold("archive", "--until", "50", "--to", tmp_path / "archive", url).exit_code == 0
     assert refold("compact", url).exit_code == 0
     assert list(open_reader(url).read()) == RECORDS
+    assert refold("verify", url).exit_code == 0
 
 
 # -- kills ------------------------------------------------------------------------------------------------------------
