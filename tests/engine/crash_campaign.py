@@ -95,7 +95,10 @@ class Round:
         return self.folder / "seen.jsonl"
 
     def life(self) -> str:
-        options = POOL | {"max_in_flight_steps": self.rng.randint(1, 4)}
+        options = POOL | {
+            "max_in_flight_steps": self.rng.randint(1, 4),
+            "snapshot_every_records": self.rng.choice((0, 8, 4096)),
+        }
         life = {"journal": self.journal, "model": MODEL, "seen": str(self.seen), "options": options}
         return json.dumps(life | {"requests": self.requests})
 
