@@ -121,6 +121,10 @@ class EngineArgs(_Checked):
         session_idle_s: seconds after which a session that waits for input is closed; None for never.
         snapshot_every_records: how many records may lie behind the newest snapshot of the state before the next is made, beside the
             engine; 0 for never. A journal opens by its newest snapshot and the records behind it.
+        anchor: a file that gets the journal's head, at most every `anchor_every_s` seconds and when the engine closes; None for none.
+            The journal must pass through the head that is there when the engine opens.
+        anchor_every_s: see there; 0 for every commit.
+        anchor_key: file with the Ed25519 private key that signs it, in PEM; None for no signature.
         seed: root of the seeds drawn for requests that bring none; None draws one.
         threads: CPU threads of the worker; None for its own choice.
         worker: `process` runs the worker in a process of its own, which may be killed, hang or run out of memory without harm to
@@ -160,6 +164,9 @@ class EngineArgs(_Checked):
         default=None, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds, at most 10^9, or None"
     )
     snapshot_every_records: int = Field(default=4096, ge=0, le=1 << 40, description="0 for never, at most 2^40")
+    anchor: str | None = Field(default=None, min_length=1, max_length=4096, description="a file, or None")
+    anchor_every_s: float = Field(default=60.0, ge=0, le=_MAX_IDLE_S, description="0 seconds or more, at most 10^9")
+    anchor_key: str | None = Field(default=None, min_length=1, max_length=4096, description="a file in PEM, or None")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
     worker: WorkerPlace | None = Field(default=None, description="'process', 'thread' or None")
@@ -245,6 +252,9 @@ class EngineOptions(TypedDict, total=False):
     speculation_by_batch: tuple[tuple[int, int], ...]
     session_idle_s: float | None
     snapshot_every_records: int
+    anchor: str | None
+    anchor_every_s: float
+    anchor_key: str | None
     seed: int | None
     threads: int | None
     worker: WorkerPlace | None

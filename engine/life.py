@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from refold.engine.anchoring import Anchor
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
@@ -39,6 +40,7 @@ class Life:
     owns_store: bool
     snapshots: SnapshotKeeper
     is_synced: bool
+    anchor: Anchor
 
     @property
     def config(self) -> EngineConfig:
@@ -65,6 +67,7 @@ class Life:
         self.core.stop()
         self.core.join()
         self.snapshots.close(self._last if self.core.cause is None else None)
+        self.anchor.close()
         if self.owns_store:
             self.store.close()
 
@@ -135,14 +138,14 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
     """
     store = given_store or _open_store(args.journal)
     try:
-        core, recovery, snapshots = _start(args, store, prepared)
+        core, recovery, snapshots, anchor = _start(args, store, prepared)
     except BaseException:
         if given_store is None:
             store.close()
         raise
-    return Life(
-        args.stream, prepared.desk, core, recovery, store, given_store is None, snapshots, args.durability == "synced"
-    )
+    is_synced = args.durability == "synced"
+    owns = given_store is None
+    return Life(args.stream, prepared.desk, core, recovery, store, owns, snapshots, is_synced, anchor)
 
 
 def _open_store(url: str) -> JournalStore:
@@ -150,9 +153,13 @@ def _open_store(url: str) -> JournalStore:
     return open_store(url)
 
 
-def _start(args: EngineArgs, store: JournalStore, prepared: Prepared) -> tuple[EngineCore, Recovery, SnapshotKeeper]:
+def _start(
+    args: EngineArgs, store: JournalStore, prepared: Prepared
+) -> tuple[EngineCore, Recovery, SnapshotKeeper, Anchor]:
     desk = prepared.desk
     head = store.open_stream(args.stream)
+    anchor = Anchor(args.stream, args.anchor, args.anchor_every_s, args.anchor_key)
+    anchor.check(store, head)
     base, recovery = fold_journal(store, args.stream, head)
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
@@ -162,6 +169,7 @@ def _start(args: EngineArgs, store: JournalStore, prepared: Prepared) -> tuple[E
     def on_durable(position: int) -> None:
         core.on_durable(position)
         snapshots.became_durable(position)
+        anchor.committed(writer.durable_head)
 
     writer = JournalWriter(store, args.stream, head, on_durable=on_durable, on_failed=core.on_journal_failed)
     try:
@@ -170,4 +178,4 @@ def _start(args: EngineArgs, store: JournalStore, prepared: Prepared) -> tuple[E
         writer.close()
         snapshots.close(None)
         raise
-    return core, recovery, snapshots
+    return core, recovery, snapshots, anchor

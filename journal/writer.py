@@ -100,6 +100,7 @@ class JournalWriter:
         self._pending: deque[Queued] = deque()
         self._taken = head.position  # the position of the first pending record
         self._durable = head.position
+        self._durable_head = head
         self._failure: JournalError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, args=(head,), name="refold-journal", daemon=True)
@@ -140,6 +141,11 @@ class JournalWriter:
     def durable_position(self) -> int:
         """Every record before this position is on disk."""
         return self._durable
+
+    @property
+    def durable_head(self) -> Head:
+        """The head that the records on disk have; never behind `durable_position`."""
+        return self._durable_head
 
     @property
     def pending(self) -> int:
@@ -232,6 +238,7 @@ class JournalWriter:
             after = head_after(records[-1])
         stored = self._store_group(records, group[-1].contents)
         assert stored == after, f"the store's head {stored.position} is not the writer's {after.position}"
+        self._durable_head = after
         with self._changed:
             self._durable = after.position
             self._pending_bytes -= sum(_bytes_of(queued.encoded) for queued in group)

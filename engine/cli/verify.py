@@ -1,6 +1,7 @@
 """`refold verify`: is the journal whole, were the laws kept?"""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -8,36 +9,44 @@ import click
 from refold.engine.cli.console import journal_argument, json_option, named, painter, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
 from refold.engine.cli.progress import bar
+from refold.engine.history.heads import ExportedHead, check_root, export, read_head
 from refold.engine.history.plain import count
 from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
 from refold.journal.errors import JournalCorrupt
+from refold.journal.store import DEFAULT_STREAM
 from refold.scheduler.laws import LAWS
 
 EXAMPLES = """Examples:
   refold verify                        ./refold.db
-  refold verify run.db --head 812:9f…  also: does it still reach the head that I remember?
+  refold verify run.db --head run.head also: does it still reach the head that I kept? (812:9f… will do, too)
   refold verify --json run.db || echo "not what it was"
 
 Exit status: 0 clean, 1 a law or a digest is violated, 3 damaged."""
 
 
 @verb("verify", EXAMPLES)
-@click.option("--head", metavar="POS:HASH", help="A head printed by an earlier verification: detects a cut-off tail.")
+@click.option(
+    "--head", metavar="FILE|POS:HASH", help="A head that was kept: detects a cut-off tail and a journal written anew."
+)
+@click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Who must have signed it: the public key.")
 @json_option
 @journal_argument
-def command(head: str | None, as_json: bool, journal: str) -> None:
+def command(head: str | None, key: Path | None, as_json: bool, journal: str) -> None:
     """Check that a journal is whole and that its engine kept the laws.
 
     Three checks in one pass: the hash chain (edited, deleted, inserted, moved, torn or cut-off records, and content
     that was erased without a record that says so), the scheduler's laws after every
     event, and the digests that the engine recorded of its own state.
     """
-    expect = parse_head(head) if head is not None else None
+    kept = _kept_head(head, key)
+    expect = None if kept is None else kept.head
     with reading(journal) as reader:
         try:
             with bar("verifying", reader.head().position, "records") as progress:
                 verdict = verify_journal(reader, expect=expect, on_record=progress.advance)
+                if kept is not None and kept.root:
+                    check_root(reader, kept)
         except (JournalCorrupt, Contradiction) as error:
             if as_json:
                 write_json(_failure(error))
@@ -46,6 +55,15 @@ def command(head: str | None, as_json: bool, journal: str) -> None:
         write_json(_success(verdict))
     else:
         _print(verdict, journal)
+
+
+def _kept_head(text: str | None, key: Path | None) -> ExportedHead | None:
+    """The head in a file, or in words."""
+    if text is None or not Path(text).is_file():
+        if key is not None:
+            raise Complaint("--key needs a --head in a file, which it signed", "`refold head --key` writes one")
+        return None if text is None else export(DEFAULT_STREAM, parse_head(text), 0)
+    return read_head(Path(text), key)
 
 
 def _success(verdict: Verdict) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""`refold head`: the end of a journal, to keep elsewhere."""
+
+import time
+from pathlib import Path
+
+import click
+
+from refold.engine.cli.console import journal_argument, reading, verb, write
+from refold.engine.cli.progress import bar
+
+EXAMPLES = """Examples:
+  refold head run.db --out /mnt/elsewhere/run.head
+  refold head run.db --key signing.pem > run.head     signed: it may lie anywhere
+  refold verify run.db --head run.head --key signing.pub.pem
+
+`openssl genpkey -algorithm ed25519 -out signing.pem` makes a key, `openssl pkey -in signing.pem -pubout` its public half."""
+
+
+@verb("head", EXAMPLES)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it; standard output without."
+)
+@click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Sign it: an Ed25519 private key, in PEM.")
+@journal_argument
+def command(out: Path | None, key: Path | None, journal: str) -> None:
+    """Export the head of a journal: position and hash of its end, and the root over all of its records.
+
+    Whoever keeps it finds out later whether the tail was cut off or the journal was written anew, and can check a proof of a single
+    record. The chain is verified on the way.
+    """
+    from refold.engine.history.heads import encoded, export, write_head
+    from refold.journal.merkle import Tree
+    from refold.journal.store import DEFAULT_STREAM
+    from refold.journal.verify import read_verified
+
+    tree = Tree()
+    with reading(journal) as reader:
+        end = reader.head()
+        with bar("reading", end.position, "records") as progress:
+            for record in read_verified(reader):
+                tree.add(record.hash)
+                last = record
+                progress.advance()
+    if tree.size:
+        end = end._replace(position=tree.size, hash=last.hash, engine_epoch=max(end.engine_epoch, last.engine_epoch))
+    exported = export(DEFAULT_STREAM, end, time.time_ns(), root=tree.close()[0], key=key)
+    if out is None:
+        write(encoded(exported).decode())
+    else:
+        write_head(out, exported)
