@@ -99,6 +99,9 @@ def _tell(story: LifeStory, text: str | None) -> None:
     write("")
     for line in _latencies(life):
         write(line)
+    if life.is_redacted:
+        write(f"{'output':<20}erased")
+        return
     write(f"{'output':<20}{' '.join(map(str, life.output_token_ids)) or 'nothing yet'}")
     if text:
         write(f"{'text':<20}{safe_text(text)}")
@@ -110,7 +113,7 @@ def _tell(story: LifeStory, text: str | None) -> None:
 
 def _summary(life: Life) -> str:
     words = f"finished ({life.finish_reason})" if life.status == "finished" else life.status
-    words += f", {count(len(life.output_token_ids), 'token')} out"
+    words += ", redacted" if life.is_redacted else f", {count(len(life.output_token_ids), 'token')} out"
     if life.num_preemptions:
         words += f", preempted {count(life.num_preemptions, 'time')}"
     if life.num_workers_lost:
@@ -136,6 +139,7 @@ _COLOURS = {
     "worker_lost": "red",
     "aborted": "red",
     "finished": "green",
+    "redacted": "red",
 }
 
 
@@ -185,6 +189,10 @@ def _finished(facts: dict[str, Any]) -> str:
     return f"finished: {facts['reason']} after {count(facts['num_output_tokens'], 'token')}{stop}{message}"
 
 
+def _because(reason: str) -> str:
+    return f" ({safe(reason)})" if reason else ""
+
+
 def _computed(what: str) -> Callable[[dict[str, Any]], str]:
     def words(facts: dict[str, Any]) -> str:
         tokens = count(facts["num_tokens"], "token")
@@ -215,4 +223,5 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "drafts_proposed": lambda facts: f"{count(facts['num_tokens'], 'draft')} proposed",
     "aborted": lambda facts: f"aborted by {safe(facts['cause'])}",
     "finished": _finished,
+    "redacted": lambda facts: "redacted: what it said and was told is erased" + _because(facts["reason"]),
 }
