@@ -25,6 +25,7 @@ from refold.scheduler.decide import decide
 from refold.scheduler.state import State
 
 _SHORT_TAIL_RECORDS = 256
+_MAX_ROUNDS = 8
 _MAX_REASON_CHARS = 1000
 
 
@@ -76,8 +77,11 @@ def redact_live(life: Life, request_id: str, reason: str = "") -> Redaction:
     store, stream, core = _erasing(life.store), life.stream, life.core
     plan = RedactionPlan(check_request_id(request_id))
     _checked(reason)
-    while (durable := core.durable_position) - plan.position > _SHORT_TAIL_RECORDS:
+    for _ in range(_MAX_ROUNDS):  # an engine that writes faster than this reads would never be caught
+        durable = core.durable_position
         plan.follow(store.read(stream, plan.position, durable))
+        if core.durable_position - durable < _SHORT_TAIL_RECORDS:
+            break
 
     def command(state: State) -> RedactContent:  # noqa: ARG001 - the journal's state is this one, once all is on disk
         plan.follow(store.read(stream, plan.position, core.settle()))

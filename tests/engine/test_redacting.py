@@ -17,10 +17,10 @@ from refold.journal.events import ContentRedacted
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
-from tests.kit.engines import becomes
+from tests.kit.engines import eventually
 from tests.kit.engines import must_produce as must_produce_on
 
-MODEL = "simulated?vocab=1000000&eos=-1&step_ms=0"
+MODEL = "simulated?vocab=1000000&eos=-1&step_ms=1"
 SHORT = SamplingParams(seed=3, max_tokens=30)
 LONG = SamplingParams(seed=9, max_tokens=100_000)
 must_produce = partial(must_produce_on, model=MODEL)
@@ -161,7 +161,7 @@ def test_the_anchor_is_where_the_engine_ended(journal: str, tmp_path: Path) -> N
     anchor = tmp_path / "anchor.json"
     with Engine(MODEL, journal, anchor=str(anchor), anchor_every_s=0) as engine:
         engine.run([[1]], SHORT)
-        becomes(lambda: read_head(anchor).position > 10)
+        eventually(lambda: read_head(anchor).position > 10)
     kept = read_head(anchor)
     assert kept.head == open_reader(journal).head()
     assert kept.stream == DEFAULT_STREAM
