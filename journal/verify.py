@@ -203,6 +203,8 @@ def _diagnose(before: Head, head: Head, record: Record, rest: Iterator[Record]) 
         return _corrupt(before.position, "inserted", f"was never written; the one that was lies at {record.position}")
     after = next(rest, None)
     if gap := _num_deleted(record, after):
+        if moved := next((other for other in rest if _follows(head, other)), None):
+            return _corrupt(at, "reordered", f"lies at position {moved.position}")
         return _corrupt(at, "deleted", f"is not there, nor are {gap - 1} more" if gap > 1 else "is not there")
     strangers, following = [record], iter(()) if after is None else joined([after], rest)
     for other in following:

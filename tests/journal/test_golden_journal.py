@@ -19,7 +19,8 @@ FILES = sorted((Path(__file__).parent.parent / "golden").glob("journal_schema_*.
 def records_of(lines):
     for text in lines:
         fields = {"content": "", "content_hash": ""} | json.loads(text)
-        texts = {name: fields[name].encode() for name in ("body", "content")}
+        texts = {name: fields[name] and fields[name].encode() for name in ("body", "content")}
+        texts["content"] = b"" if texts["content"] == "" else texts["content"]
         digests = {name: bytes.fromhex(fields[name]) for name in ("content_hash", "hash")}
         yield Record(**(fields | texts | digests))
 
