@@ -13,7 +13,9 @@ What can't be told apart is a last transaction of which several bytes are wrong;
 Only what lies behind the end that SQLite has found is read. https://www.sqlite.org/walformat.html is the source.
 """
 
+import os
 import struct
+import threading
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -59,12 +61,34 @@ def damage_in(wal: Path, index: Path) -> str | None:
 
 def _found_end(index: Path) -> tuple[int, _Pair] | None:
     """How many frames SQLite has found to be good, and the checksum up to there; None while that changes."""
-    with index.open("rb") as file:
-        first, second = file.read(_INDEX_BYTES), file.read(_INDEX_BYTES)
+    both = os.pread(_descriptor(index), 2 * _INDEX_BYTES, 0)
+    first, second = both[:_INDEX_BYTES], both[_INDEX_BYTES:]
     if first != second or len(first) < _INDEX_BYTES:
         return None
     num_frames, _, *checksum = struct.unpack_from("=IIII", first, 16)
     return num_frames, (checksum[0], checksum[1])
+
+
+_kept: dict[tuple[int, int], int] = {}
+_keeping = threading.Lock()
+
+
+def _descriptor(index: Path) -> int:
+    """A descriptor of the `-shm` file, kept for as long as the file has a name.
+
+    To close any descriptor of a file drops all POSIX locks that this process has on it, SQLite's own ones too. Without them the
+    next process to open the journal takes itself for the first, cuts the file off, and whoever has it mapped dies of SIGBUS.
+    """
+    with _keeping:
+        for place, descriptor in list(_kept.items()):
+            if not os.fstat(descriptor).st_nlink:
+                os.close(_kept.pop(place))
+        found = index.stat()
+        if (found.st_dev, found.st_ino) not in _kept:
+            descriptor = os.open(index, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.fstat(descriptor)
+            _kept[found.st_dev, found.st_ino] = descriptor
+        return _kept[found.st_dev, found.st_ino]
 
 
 def _look(file: BinaryIO, num_frames: int, checksum: _Pair) -> str | None:

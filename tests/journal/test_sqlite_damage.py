@@ -2,6 +2,8 @@
 
 import contextlib
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from refold import migrations
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.stores import open_reader, open_store
+from refold.journal.stores.sqlite_file import look_at
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 from tests.kit.sqlite_pages import UNUSED, uses_of_bytes
@@ -186,3 +189,22 @@ class TestWal:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.close()
         assert self.position(left_behind) == self.NUM_APPENDS - 1
+
+
+def test_looking_at_the_wal_leaves_sqlites_own_locks_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    migrations.ensure(str(path))
+    store = open_store(str(path))
+    store.open_stream()
+    assert not can_lock_first_connection_byte(path), "the writer has it open"
+    for _ in range(3):
+        look_at(path)
+        open_reader(str(path)).close()
+    assert not can_lock_first_connection_byte(path), "another process would cut off the -shm file under the writer"
+    store.close()
+
+
+def can_lock_first_connection_byte(path: Path) -> bool:
+    """Whether another process would take itself for the first one: SQLite's `DMS` byte of the `-shm` file is 128."""
+    code = f"import fcntl; fcntl.lockf(open({str(path)!r} + '-shm', 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
