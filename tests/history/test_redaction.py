@@ -9,7 +9,7 @@ from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import verify_journal
 from refold.journal.codec import columns_of, decode, encode
 from refold.journal.errors import JournalCorrupt, NotFound, Rejected
-from refold.journal.events import ContentRedacted, RequestSubmitted, StateDigest
+from refold.journal.events import ContentRedacted, RequestSubmitted, StateDigest, StepScheduled
 from refold.journal.record import EMPTY_HEAD, content_digest, has_whole_content, head_after, seal
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from refold.journal.verify import verified, verify_stream
@@ -161,6 +161,55 @@ def test_a_prefix_that_was_shared_with_the_redacted_request_stays_shared():
     running = verdict.state.requests.find_live("second")
     assert list(running.tokens[: len(SHARED_PROMPT)]) == SHARED_PROMPT
     assert running.block_ids[: len(hits[0])] == hits[0]
+
+
+def redact_live(drive, request_id):
+    """Redact in a life that goes on, and record what its engine's state hashes to; returns the store."""
+    store = stored([drive.records])
+    plan = RedactionPlan(request_id)
+    plan.follow(store.read())
+    events = drive.do(plan.command(""))
+    head = store.open_stream()
+    store.erase_content("main", [seal(head, 5, *encode(events))], plan.contents)
+    head = store.open_stream()
+    store.append("main", [seal(head, 6, *encode(drive.do(RecordDigest())))])
+    return store
+
+
+def test_a_block_that_was_blank_for_being_a_duplicate_is_none_without_its_twin():
+    """Two requests compute the same last block. Without the tokens of one, the other's is the first of its kind."""
+    drive = Drive(config(num_blocks=24, max_num_seqs=2, max_num_batched_tokens=64, block_size=4))
+    drive.open()
+    drive.submit("first", SHARED_PROMPT[:16], max_tokens=1)
+    drive.submit("twin", SHARED_PROMPT[:16], max_tokens=1)
+    drive.run()
+    verify_journal(redact_live(drive, "first"))
+
+
+def test_a_block_that_was_shared_and_that_the_placeholders_know_nothing_of():
+    """The twin of an evicted block stays owned: with placeholders it has the hash, and a third one can't, who is hit."""
+    drive = Drive(config(num_blocks=12, max_num_seqs=2, max_num_batched_tokens=64, block_size=4, max_in_flight_steps=1))
+    drive.open()
+    drive.submit("first", SHARED_PROMPT[:16], max_tokens=1)
+    drive.submit("twin", SHARED_PROMPT[:16], max_tokens=14, ignore_eos=True)
+    for _ in range(2):
+        drive.schedule()
+        drive.complete()
+    drive.submit("evicts", [3] * 25, max_tokens=1)
+    while drive.state.requests.find_live("evicts"):
+        drive.schedule()
+        drive.complete()
+    for request_id, length in (("third", 16), ("hits", 20)):
+        drive.submit(request_id, SHARED_PROMPT[:length], max_tokens=1)
+        drive.schedule()
+        admissions = [a for e in drive.records[-1] if isinstance(e, StepScheduled) for a in e.admissions]
+        drive.complete()
+        while drive.state.requests.find_live(request_id):
+            drive.schedule()
+            drive.complete()
+    assert [len(a.hit_block_ids) for a in admissions] == [4]
+    assert drive.state.requests.find_live("twin")
+    verify_journal(redact_live(drive, "first"))
 
 
 def test_after_a_redaction_the_prefix_is_computed_anew():
