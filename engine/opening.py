@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from refold import __version__
 from refold.engine.folding import Base, beginning, nearest, warn
+from refold.engine.history.words import CLOSED
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
 from refold.journal.events import EngineConfig, Event, StateDigest
@@ -112,10 +113,10 @@ def _fold_checked(state: State, event: Event, position: int) -> None:
         ) from error
 
 
-def opening_commands(head: Head, root_seed: int, config: EngineConfig) -> list[Command]:
-    """The orders that begin a life."""
+def opening_commands(head: Head, root_seed: int, config: EngineConfig, *, was_closed: bool = True) -> list[Command]:
+    """The orders that begin a life; `was_closed`: the one before left in good order."""
     return [
-        LoseWorker(reason="the engine that had it ended"),
+        LoseWorker(reason=CLOSED if was_closed else "the engine that had it ended without a word"),
         OpenEngine(engine_epoch=head.engine_epoch, refold_version=__version__, root_seed=root_seed, config=config),
     ]
 

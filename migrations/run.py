@@ -95,13 +95,15 @@ def _upgrade(connection: sa.Connection) -> None:
 def _writing(path: Path) -> Iterator[sa.Connection]:
     """One write transaction on the file, with our errors."""
     engine = sqlite_engine.create_engine(path, busy_timeout_s=_PATIENCE_S)
+    doing = "open"
     try:
         with engine.connect() as connection:
             sqlite_engine.enter_wal(connection, path, patience_s=_PATIENCE_S)
+            doing = "migrate"
             with connection.begin():
                 yield connection
     except sa.exc.SQLAlchemyError as error:
-        raise sqlite_engine.explain_sqlalchemy(error, path, "migrate") from error
+        raise sqlite_engine.explain_sqlalchemy(error, path, doing) from error
     except CommandError as error:
         raise JournalError(f"cannot migrate {path}: {error}; use the refold that made it, or a newer one") from error
     finally:

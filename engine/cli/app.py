@@ -141,11 +141,17 @@ def debug_option(function: Any) -> Any:
 
 
 @click.group(
-    cls=VerbGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=VerbGroup,
+    epilog=EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show versions and exit."
 )
 @debug_option
-def app() -> None:
+@click.pass_context
+def app(ctx: click.Context) -> None:
     """An LLM inference engine that keeps a journal: run it, and replay it."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from refold.engine.cli.app import debug_option
+from refold.engine.cli.typed import typed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from refold.engine.cli.failures import Complaint
     from refold.journal.store import JournalReader
 
 DEFAULT_JOURNAL = "refold.db"
@@ -44,22 +46,56 @@ def reading(journal: str) -> "Iterator[JournalReader]":
     """Open a journal for reading.
 
     Raises:
-        Complaint: there is none.
+        Complaint: there is none, or it is only just being created.
         JournalError: it can't be read.
     """
-    from refold.engine.cli.failures import UNREADABLE, Complaint
     from refold.journal.errors import NotFound
     from refold.journal.stores import open_reader
 
     try:
         reader = open_reader(journal)
     except NotFound as error:
-        hint = "`refold run` and `refold demo` make one; the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db"
-        raise Complaint(str(error), hint, UNREADABLE) from error
+        raise _absent(journal, error) from error
     try:
         yield reader
     finally:
         reader.close()
+
+
+def _absent(journal: str, error: Exception) -> "Complaint":
+    """Why there is nothing to read. An engine makes the file first and the tables then: for a moment it is empty."""
+    from refold.engine.cli.failures import NO_JOURNAL, UNREADABLE, Complaint
+    from refold.journal.stores.location import locate
+
+    path = locate(journal).path
+    if path is None or not path.exists():
+        return Complaint(str(error), NO_JOURNAL, UNREADABLE)
+    line = f"{named(journal)} is empty: it has no tables yet; an engine that starts right now is about to make them"
+    again = f"try again in a moment; if it stays empty, {in_code(typed('migrate', journal))} makes it a journal"
+    return Complaint(line, again, UNREADABLE)
+
+
+def tell_if_cut(journal: str, position: int, *, is_open: bool) -> None:
+    """Say so if the journal's last life was never closed, and no engine is at work on it. `position` is the last record's."""
+    from refold.journal.errors import JournalError
+    from refold.journal.stores import engine_owner
+
+    if not is_open:
+        return
+    try:
+        is_owned = engine_owner(journal) is not None
+    except JournalError:
+        return
+    if not is_owned:
+        note(
+            f"refold: the last engine ended without a word after record {position}: a crash, or a kill; "
+            "what was unfinished goes on when an engine opens the journal"
+        )
+
+
+def in_code(command: str) -> str:
+    """A command in the middle of a sentence."""
+    return f"`{command}`"
 
 
 def named(journal: str) -> str:

@@ -3,10 +3,11 @@
 import contextlib
 import os
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from refold.engine.cli.typed import typed
 from refold.engine.history.plain import safe
 from refold.journal.errors import (
     Fenced,
@@ -20,7 +21,14 @@ from refold.journal.errors import (
     WorkerLost,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from refold.engine.history.replay import Contradiction
+
 NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 5, 70, 130, 141
+
+NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
 _POSTGRESQL_LOCKED = "55P03"
@@ -46,7 +54,6 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
     (Fenced, _Blame(OWNED, "another engine has this journal now; what it says is what holds")),
     (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
     (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
-    (JournalCorrupt, _Blame(UNREADABLE, "`refold verify` says where the damage starts; `refold log` reads up to it")),
     (JournalError, _Blame(UNREADABLE, "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db")),
     (Rejected, _Blame(USAGE, "nothing was started for it; correct the value and try again")),
     (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),
@@ -68,7 +75,7 @@ def report(error: BaseException, *, debug: bool) -> int:
         if line:
             sys.stderr.write(f"refold: {_one_line(line)}\n")
         if hint:
-            sys.stderr.write(f"  hint: {_one_line(hint)}\n")
+            sys.stderr.write(f"  hint: {safe(hint)}\n")
         sys.stderr.flush()
     return status
 
@@ -92,12 +99,8 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         return "interrupted", "", INTERRUPTED
     if isinstance(error, SystemExit):
         return "", "", error.code if isinstance(error.code, int) else BUG
-    if isinstance(error, InvariantViolation) and _is_contradiction(error):
-        return (
-            str(error),
-            "`refold verify` says which law is broken; `refold log` shows the events as they are",
-            UNREADABLE,
-        )
+    if isinstance(error, JournalCorrupt) or (isinstance(error, InvariantViolation) and _is_contradiction(error)):
+        return str(error), damage_hint(error), UNREADABLE
     for kind, blame in _BLAMES:
         if isinstance(error, kind):
             if blame.status == UNREADABLE and _is_locked(error):
@@ -113,7 +116,25 @@ def explain(error: BaseException) -> tuple[str, str, int]:
     )
 
 
-def _is_contradiction(error: InvariantViolation) -> bool:
+def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL") -> str:
+    """What to do about a journal that is damaged, or contradicts itself."""
+    if not isinstance(error, JournalCorrupt):
+        log = typed("log", journal, options=("--until", error.position))
+        return f"`{typed('verify', journal)}` says which law is broken, `{log}` shows the events that lead there"
+    if error.kind == "foreign":
+        return NO_JOURNAL
+    if error.position == 0:
+        return "no record before it can be trusted: restore a backup"
+    before = typed("log", journal, options=("--until", error.position - 1))
+    return f"the records before it are whole: `{before}` lists them; for the others, restore a backup"
+
+
+def damaged(error: "JournalCorrupt | Contradiction", journal: str) -> Complaint:
+    """The complaint about a journal that turned out to be damaged, with commands for it."""
+    return Complaint(str(error), damage_hint(error, journal), UNREADABLE)
+
+
+def _is_contradiction(error: InvariantViolation) -> "TypeIs[Contradiction]":
     """Whether a journal contradicts itself, rather than a running engine its own laws."""
     from refold.engine.history.replay import Contradiction
 

@@ -9,15 +9,26 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from refold.engine.cli.console import clock, journal_argument, json_option, painter, reading, verb, write
-from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.console import (
+    clock,
+    journal_argument,
+    json_option,
+    painter,
+    reading,
+    tell_if_cut,
+    verb,
+    write,
+)
+from refold.engine.cli.failures import NOT_SO, Complaint, damaged
 from refold.engine.history.plain import listed
 from refold.engine.history.relations import Names, handles_of, steps_of
 from refold.engine.history.words import sentence
 from refold.journal.codec import decode
-from refold.journal.events import EVENT_TYPES, Event, RequestSubmitted, StateDigest
-from refold.journal.record import Record
+from refold.journal.errors import JournalCorrupt
+from refold.journal.events import EVENT_TYPES, EngineClosed, Event, RequestSubmitted, StateDigest
+from refold.journal.record import EMPTY_HEAD, Record, head_after
 from refold.journal.store import JournalReader
+from refold.journal.verify import verified
 
 EXAMPLES = """Examples:
   refold log                                     every event of ./refold.db
@@ -99,21 +110,25 @@ def command(
     names = Names()
     show = _json_line if as_json else _words_line(names)
     with reading(journal) as reader:
-        if follow:
-            stop = reader.head().position
+        walk = Walk(reader, names, wanted)
+        end = walk.end if stop is None else min(stop, walk.end)
         if limit is not None and wanted == EVERYTHING:
             # Each record has at least one event: what lies further back can't be among the last.
-            end = reader.head().position
-            since = max(since, (end if stop is None else min(stop, end)) - limit)
-        lines = _lines(reader, names, wanted, since, stop)
-        if not (reverse or follow) and limit is None:
-            found = _print(lines, show)
-        else:
-            found = _print_last(lines, show, limit, reverse)
-        if stop is not None and follow:
-            _follow(reader, names, wanted, since, stop, show)
-    if not found and request_id is not None and names.handle_of(request_id) is None:
-        raise unknown_request(request_id, names)
+            since = max(since, end - limit)
+        try:
+            lines = walk.lines(since, end)
+            if not (reverse or follow) and limit is None:
+                found = _print(lines, show)
+            else:
+                found = _print_last(lines, show, limit, reverse)
+            if follow:
+                _follow(walk, since, show)
+        except JournalCorrupt as error:
+            raise damaged(error, journal) from error
+        if not found and request_id is not None and names.handle_of(request_id) is None:
+            raise unknown_request(request_id, names)
+        if end == walk.end:
+            tell_if_cut(journal, end - 1, is_open=walk.is_open)
 
 
 def unknown_request(request_id: str, names: Names) -> Complaint:
@@ -132,23 +147,59 @@ def _kinds(given: tuple[str, ...]) -> frozenset[str] | None:
     return frozenset(known[name.lower()] for name in names) or None
 
 
-def _lines(
-    reader: JournalReader, names: Names, wanted: Wanted, since: int, stop: int | None, start: int = 0
-) -> Iterator[Line]:
-    """The wanted events from position `since` on. What lies before is only searched for the names of requests."""
-    for record in reader.read(start=start, stop=stop):
-        before = record.position < since
-        if before and _MARK not in record.body:
-            continue
-        events = decode(record)
-        if _MARK in record.body:
-            for event in events:
-                if type(event) is RequestSubmitted:
-                    names.observe(event)
-        if before:
-            continue
-        for index in _choose(events, names, wanted):
-            yield Line(record, index, events[index])
+class Walk:
+    """Walks along a journal, checks the hash chain on the way, and finds the events that are wanted."""
+
+    def __init__(self, reader: JournalReader, names: Names, wanted: Wanted) -> None:
+        self._reader = reader
+        self._names = names
+        self._wanted = wanted
+        self._at = EMPTY_HEAD
+        self._head = reader.head()
+        self._last: Record | None = None
+
+    @property
+    def end(self) -> int:
+        """How far the journal went when somebody looked last."""
+        return self._head.position
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the record walked over last is one of an engine that has not closed."""
+        return self._last is not None and not any(type(event) is EngineClosed for event in decode(self._last))
+
+    def look_again(self) -> bool:
+        """Whether the journal has grown."""
+        self._head = self._reader.head()
+        return self._head.position > self._at.position
+
+    def lines(self, since: int, stop: int) -> Iterator[Line]:
+        """The wanted events from position `since` on, before `stop`. What lies before is only searched for names of requests.
+
+        Raises:
+            JournalCorrupt: a record isn't what was written, or there is none.
+        """
+        for record in self._records(stop):
+            before = record.position < since
+            if before and _MARK not in record.body:
+                continue
+            events = decode(record)
+            if _MARK in record.body:
+                for event in events:
+                    if type(event) is RequestSubmitted:
+                        self._names.observe(event)
+            if before:
+                continue
+            for index in _choose(events, self._names, self._wanted):
+                yield Line(record, index, events[index])
+
+    def _records(self, stop: int) -> Iterator[Record]:
+        """The records from where the walk stopped, each after its place in the chain was checked."""
+        start, is_whole = self._at, self._at == EMPTY_HEAD and stop == self.end
+        records = self._reader.read(start=start.position, stop=stop)
+        for record in verified(records, start, self._head if stop == self.end else None, is_whole=is_whole):
+            self._at, self._last = head_after(record), record
+            yield record
 
 
 def _choose(events: list[Event], names: Names, wanted: Wanted) -> list[int]:
@@ -174,24 +225,23 @@ def _print(lines: Iterator[Line], show: Callable[[Line], str]) -> bool:
 
 
 def _print_last(lines: Iterator[Line], show: Callable[[Line], str], limit: int | None, reverse: bool) -> bool:
-    """Print the last lines, in either order."""
-    kept = deque(lines, maxlen=limit)
-    for line in reversed(kept) if reverse else kept:
-        write(show(line))
+    """Print the last lines, in either order; where the journal can't be read on, the last ones before that."""
+    kept: deque[Line] = deque(maxlen=limit)
+    try:
+        kept.extend(lines)
+    finally:
+        for line in reversed(kept) if reverse else kept:
+            write(show(line))
     return bool(kept)
 
 
-def _follow(
-    reader: JournalReader, names: Names, wanted: Wanted, since: int, start: int, show: Callable[[Line], str]
-) -> None:
-    """Print what is appended from position `start` on, until interrupted."""
+def _follow(walk: Walk, since: int, show: Callable[[Line], str]) -> None:
+    """Print what is appended, until interrupted."""
     while True:
         sys.stdout.flush()
         time.sleep(_POLL_S)
-        head = reader.head().position
-        if head > start:
-            _print(_lines(reader, names, wanted, since, head, start), show)
-            start = head
+        if walk.look_again():
+            _print(walk.lines(since, walk.end), show)
 
 
 class _LogLine(msgspec.Struct):

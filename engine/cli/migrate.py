@@ -4,6 +4,7 @@ import click
 
 from refold.engine.cli.console import journal_argument, json_option, named, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.typed import typed
 
 EXAMPLES = """Examples:
   refold migrate             create or upgrade ./refold.db; a journal that is current stays as it is
@@ -25,9 +26,7 @@ def command(check: bool, as_json: bool, journal: str) -> None:
         current = migrations.is_current(journal)
         if not current:
             _refuse_absent(journal)
-            raise Complaint(
-                f"{named(journal)} needs an upgrade", f"`refold migrate {named(journal)}` upgrades it", NOT_SO
-            )
+            raise Complaint(f"{named(journal)} needs an upgrade", f"`{typed('migrate', journal)}` upgrades it", NOT_SO)
         outcome = "current"
     else:
         outcome = "upgraded" if migrations.ensure(journal) else "current"

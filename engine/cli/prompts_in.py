@@ -7,6 +7,9 @@ A file (or stdin) has one prompt per line. A line that starts with `{` is a JSON
     {"prompt": [1, 2, 3]}
 """
 
+import contextlib
+import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +54,7 @@ def read_prompts(arguments: Sequence[str], file: str | None, sampling: dict[str,
         sampling: what the options say, for every prompt that doesn't say otherwise.
 
     Raises:
-        Complaint: a file can't be read, or isn't UTF-8, or a line isn't what it should be.
+        Complaint: a file can't be read, or isn't UTF-8, or a line isn't what it should be, or nothing but blank lines came.
         Rejected: the options are no sampling parameters.
     """
     common = SamplingParams(**sampling)
@@ -65,6 +68,9 @@ def read_prompts(arguments: Sequence[str], file: str | None, sampling: dict[str,
         asked += _from_bytes(sys.stdin.buffer.read(), "stdin", sampling, common)
     elif file is not None:
         asked += _from_bytes(_contents(file), file, sampling, common)
+    if not asked and (arguments or file is not None):
+        source = "stdin" if STDIN in (*arguments, file) else file
+        raise Complaint(f"{source} has no prompt in it", "give one prompt per line; blank lines don't count")
     return asked
 
 
@@ -97,10 +103,17 @@ def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
     try:
         given = msgspec.json.decode(line, type=_Line)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        if half := _half_pair(line):
+            what = f"{place}: \\u{ord(half):04x} without its other half is no character"
+            raise Complaint(what, "remove it, or write both halves of the pair, or the character itself") from error
         hint = 'a line that starts with { is JSON: {"prompt": "...", "sampling": {"max_tokens": 20}} or {"messages": [...]}'
         raise Complaint(f"{place}: {error}", hint) from error
     if (given.prompt is None) == (given.messages is None):
         raise Complaint(f"{place}: it has both or neither of prompt and messages", "give one of them")
+    if given.messages is not None and not given.messages:
+        raise Complaint(
+            f"{place}: messages is empty", 'give at least one: {"messages": [{"role": "user", "content": "..."}]}'
+        )
     try:
         params = SamplingParams(**{**sampling, **given.sampling})
     except (Rejected, TypeError) as error:
@@ -108,3 +121,11 @@ def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
     prompt = given.messages if given.prompt is None else given.prompt
     assert prompt is not None
     return Asked(place, prompt, params, given.request_id, given.priority, given.cache_salt)
+
+
+def _half_pair(line: str) -> str:
+    """The first lone surrogate in a line of JSON, whose parsers report it as anything but that; empty if there is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        match = re.search("[\ud800-\udfff]", json.dumps(json.loads(line), ensure_ascii=False))
+        return match[0] if match else ""
+    return ""

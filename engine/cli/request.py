@@ -15,16 +15,18 @@ from refold.engine.cli.console import (
     note,
     painter,
     reading,
+    tell_if_cut,
     verb,
     write,
     write_json,
 )
+from refold.engine.cli.failures import UNREADABLE, Complaint, damage_hint, damaged
 from refold.engine.cli.log import unknown_request
 from refold.engine.history.life import Life, LifeStory
 from refold.engine.history.plain import count, safe, safe_text
-from refold.engine.history.replay import replay
+from refold.engine.history.replay import Contradiction, replay
 from refold.engine.history.words import sampling_in_words
-from refold.journal.errors import InvariantViolation, JournalCorrupt, RefoldError
+from refold.journal.errors import JournalCorrupt, RefoldError
 from refold.journal.store import JournalReader
 
 EXAMPLES = """Examples:
@@ -47,23 +49,24 @@ def command(request_id: str, as_json: bool, journal: str) -> None:
     with reading(journal) as reader:
         broken = _follow(story, reader)
     if story.life is None:
-        raise broken or unknown_request(request_id, story.names)
+        raise unknown_request(request_id, story.names) if broken is None else damaged(broken, journal)
     text = text_of(story.life)
     if as_json:
         write_json({"schema": "refold.request/1", **msgspec.to_builtins(story.life), "text": text})
     else:
         _tell(story, text)
     if broken is not None:
-        note("refold: what follows in the journal can't be read; this is what came before")
-        raise broken
+        line = f"the life above is told up to record {broken.position - 1}, the last that is sound: {broken}"
+        raise Complaint(line, damage_hint(broken, journal), UNREADABLE) from broken
+    tell_if_cut(journal, story.position, is_open=story.is_open)
 
 
-def _follow(story: LifeStory, reader: JournalReader) -> RefoldError | None:
+def _follow(story: LifeStory, reader: JournalReader) -> JournalCorrupt | Contradiction | None:
     """Follow the journal as far as it can be read; the error that ended it early, if one did."""
     try:
-        for record, events, _ in replay(reader):
+        for record, events, _ in replay(reader, expect=reader.head()):
             story.observe(record, events)
-    except (JournalCorrupt, InvariantViolation) as error:
+    except (JournalCorrupt, Contradiction) as error:
         return error
     return None
 
@@ -216,6 +219,7 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "stale_delivered": _stale("delivered"),
     "stale_dropped": _stale("dropped"),
     "worker_lost": _worker_lost,
+    "engine_closed": lambda facts: f"engine {facts['engine_epoch']} had closed; the next one computes it again",
     "turn_ended": lambda facts: f"turn ended: {facts['reason']} after {count(facts['num_output_tokens'], 'token')}",
     "extended": lambda facts: f"extended by {count(facts['num_tokens'], 'token')}",
     "input_closed": lambda _: "closed: no more input",

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,15 @@ from refold.engine.cli.console import (
     json_option,
     named,
     note,
-    painter,
     reading,
     verb,
-    write,
-    write_json,
 )
-from refold.engine.cli.failures import INTERRUPTED, NOT_SO, USAGE, Complaint, explain
-from refold.engine.history.plain import count, listed, safe, safe_text
+from refold.engine.cli.failures import BUG, INTERRUPTED, USAGE, Complaint, explain
+from refold.engine.cli.typed import typed
+from refold.engine.history.plain import count, listed, safe
 
 if TYPE_CHECKING:
+    from refold.engine.cli.printer import Printer
     from refold.engine.cli.prompts_in import Asked
     from refold.engine.engine import Delta, Engine
 
@@ -82,6 +80,7 @@ def command(
     Every request goes through the journal. Interrupt it, kill it, pull the plug: the same command on the same journal
     finishes what was left, without losing or repeating a token. Without prompts it does only that.
     """
+    from refold.engine.cli.printer import Printer
     from refold.engine.cli.prompts_in import read_prompts
     from refold.engine.engine import Engine
     from refold.engine.logs import configure_logging
@@ -92,26 +91,81 @@ def command(
     options = {name: value for name, value in engine_options.items() if value is not None}
     engine = Engine(model, journal, **options)
     printer = Printer(as_json=as_json)
-    with _interruptible(journal, model), engine, _impatient():
+    as_chat = _has_chat_template(engine) if chat is None else chat
+    for each in asked:
+        each.prompt = _as_chat(each.prompt) if as_chat else each.prompt
+    submission = Submission([each for each in asked if _is_servable(engine, each, printer)], len(asked), model, journal)
+    if asked and not submission.asked:
+        raise SystemExit(USAGE)
+    if not asked:
+        _require_journal(journal)
+    with _explained(submission), engine.open(await_worker=False), _impatient():
         _report_recovery(engine)
-        as_chat = _has_chat_template(model) if chat is None else chat
-        status = _serve(engine, _named(asked, journal), as_chat, printer)
-    tells = f"; `refold request {printer.last_id} {named(journal)}` tells more" if printer.last_id else ""
+        _name(asked, journal)
+        status = max(_serve(engine, submission, printer), USAGE if len(submission.asked) < len(asked) else 0)
+    can_tell = printer.last_id and not _is_memory(journal)
+    tells = f"; `{typed('request', printer.last_id, journal)}` tells more" if can_tell else ""
     note(f"journal: {named(journal)}{tells}")
     if status:
         raise SystemExit(status)
 
 
+class Submission:
+    """What one run has to submit, and how far it has come: what an error's hint must know."""
+
+    def __init__(self, asked: "list[Asked]", num_asked: int, model: str, journal: str) -> None:
+        self.asked = asked
+        self.num_asked = num_asked
+        self.num_journaled = 0
+        self.is_open = False
+        self._model, self._journal = model, journal
+
+    def how_to_go_on(self) -> str:
+        """What to do after an interruption, by what is in the journal."""
+        if not self.is_open:
+            return "nothing was submitted yet: run the same command again"
+        if _is_memory(self._journal):
+            return "the journal was in memory only, and is gone with its requests"
+        finish = f"`{typed('run', options=('--model', self._model, '--journal', self._journal))}` finishes what is left"
+        if self.num_journaled == len(self.asked):
+            return f"the journal is whole: {finish}"
+        return f"{self.num_journaled} of {count(len(self.asked), 'prompt')} are in the journal: {finish}; give the others again"
+
+
 @contextlib.contextmanager
-def _interruptible(journal: str, model: str) -> Iterator[None]:
-    """Ctrl-C closes the engine, and then says how to go on."""
+def _explained(submission: Submission) -> Iterator[None]:
+    """Ctrl-C, or a worker that can't be kept alive, closes the engine; then this says how to go on."""
+    from refold.journal.errors import WorkerLost
+
     try:
         yield
     except KeyboardInterrupt:
-        hint = (
-            f"the journal is whole: `refold run --model {safe(model)} --journal {named(journal)}` finishes what is left"
-        )
-        raise Complaint("interrupted", hint, INTERRUPTED) from None
+        raise Complaint("interrupted", submission.how_to_go_on(), INTERRUPTED) from None
+    except WorkerLost as error:
+        raise Complaint(str(error), submission.how_to_go_on(), BUG) from error
+
+
+def _is_memory(journal: str) -> bool:
+    from refold.journal.stores.location import locate
+
+    return locate(journal).kind == "memory"
+
+
+def _require_journal(journal: str) -> None:
+    """Without a prompt there must be something that can be unfinished. More is known only once the journal is folded."""
+    from refold.journal.errors import NotFound
+    from refold.journal.stores import open_reader
+
+    if _is_memory(journal):
+        raise _nothing_to_do()
+    try:
+        open_reader(journal).close()
+    except NotFound as error:
+        raise _nothing_to_do() from error
+
+
+def _nothing_to_do() -> Complaint:
+    return Complaint("no prompt, and nothing unfinished in the journal", 'give a prompt: `refold run "Hello"`')
 
 
 @contextlib.contextmanager
@@ -125,7 +179,7 @@ def _impatient() -> Iterator[None]:
         raise
 
 
-def _named(asked: "list[Asked]", journal: str) -> "list[Asked]":
+def _name(asked: "list[Asked]", journal: str) -> None:
     """Give short ids to prompts that bring none: `run3-1` is the first of the journal's third engine."""
     from refold.journal.errors import JournalError
 
@@ -136,7 +190,6 @@ def _named(asked: "list[Asked]", journal: str) -> "list[Asked]":
         epoch = 1
     for number, each in enumerate(asked, start=1):
         each.request_id = each.request_id if each.request_id is not None else f"run{epoch}-{number}"
-    return asked
 
 
 def _report_recovery(engine: "Engine") -> None:
@@ -150,26 +203,60 @@ def _report_recovery(engine: "Engine") -> None:
     )
 
 
-def _has_chat_template(model: str) -> bool:
-    from refold.engine.models import find_model
+def _has_chat_template(engine: "Engine") -> bool:
     from refold.journal.errors import Rejected
 
     try:
-        return bool(find_model(model).load_text().render_chat([{"role": "user", "content": "Hello"}]))
+        return engine.tokenizer is not None and bool(
+            engine.tokenizer.render_chat([{"role": "user", "content": "Hello"}])
+        )
     except Rejected:
         return False
 
 
-def _serve(engine: "Engine", asked: "list[Asked]", as_chat: bool, printer: "Printer") -> int:
-    """Submit the prompts, wait for all that is unfinished; returns the exit status."""
+def _as_chat(prompt: Any) -> Any:
+    """A text as the only message of a conversation. One that is empty stays so: it is to be rejected."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else prompt
+
+
+def _is_servable(engine: "Engine", asked: "Asked", printer: "Printer") -> bool:
+    """Whether a prompt can be served, as far as that can be known before an engine leaves its traces in the journal.
+
+    What only the journal knows comes later: whether an id is taken.
+    """
+    from refold.journal.errors import Rejected
+
+    try:
+        engine.check(
+            asked.prompt,
+            asked.sampling,
+            request_id="this" if asked.request_id is None else asked.request_id,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+        )
+    except Rejected as error:
+        line, hint, _ = explain(error)
+        printer.reject(asked.place, line, hint)
+        return False
+    return True
+
+
+def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
+    """Submit the prompts, wait for all that is unfinished; returns the exit status.
+
+    The prompts are in the journal before the model's weights are loaded: from then on, a kill costs nothing.
+    """
     from refold.engine.cli.progress import bar
 
-    left = engine.unfinished()
+    left, asked = engine.unfinished(), submission.asked
+    submission.is_open = True
     if not asked and not left:
-        raise Complaint("no prompt, and nothing unfinished in the journal", 'give a prompt: `refold run "Hello"`')
+        raise _nothing_to_do()
     status, ids = 0, list(left)
     for each in asked:
-        status = max(status, _submit(engine, each, as_chat, ids, printer))
+        status = max(status, _submit(engine, each, ids, printer))
+        submission.num_journaled += 1
+    engine.await_worker()
     printer.expect(ids, {each.request_id: _title(each) for each in asked if each.request_id is not None})
     with bar("generating", len(ids), "requests") as progress:
 
@@ -191,16 +278,13 @@ def _title(asked: "Asked") -> str:
     return safe(line if len(line) <= _MAX_TITLE else line[: _MAX_TITLE - 1] + "\N{HORIZONTAL ELLIPSIS}")
 
 
-def _submit(engine: "Engine", asked: "Asked", as_chat: bool, ids: list[str], printer: "Printer") -> int:
+def _submit(engine: "Engine", asked: "Asked", ids: list[str], printer: "Printer") -> int:
     """Submit one prompt. One that is rejected is reported, and stands in nobody's way."""
     from refold.journal.errors import Rejected
 
-    prompt = asked.prompt
-    if as_chat and isinstance(prompt, str) and prompt:
-        prompt = [{"role": "user", "content": prompt}]
     try:
         request_id = engine.enqueue(
-            prompt,
+            asked.prompt,
             asked.sampling,
             request_id=asked.request_id,
             priority=asked.priority,
@@ -212,77 +296,3 @@ def _submit(engine: "Engine", asked: "Asked", as_chat: bool, ids: list[str], pri
         return USAGE
     ids.append(request_id)
     return 0
-
-
-class Printer:
-    """Writes each completion to stdout once it and those before it are there; a single one as it comes."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self.status = 0
-        self.last_id = ""
-        self._as_json = as_json
-        self._paint = painter(sys.stdout)
-        self._ids: list[str] = []
-        self._titles: dict[str, str] = {}
-        self._texts: dict[str, list[str]] = {}
-        self._token_ids: dict[str, list[int]] = {}
-        self._ends: dict[str, Delta] = {}
-        self._next = 0
-
-    def expect(self, ids: list[str], titles: dict[str, str]) -> None:
-        """These requests will come, and are shown in this order."""
-        self._ids, self._titles = ids, titles
-        self._texts = {request_id: [] for request_id in ids}
-        self._token_ids = {request_id: [] for request_id in ids}
-
-    def reject(self, place: str, line: str, hint: str) -> None:
-        """A prompt that can't be served."""
-        note(f"refold: {safe(place)}: {safe(line)}\n  hint: {safe(hint)}")
-        if self._as_json:
-            write_json({"schema": "refold.run/1", "place": place, "error": line})
-
-    def add(self, delta: "Delta") -> None:
-        """The next piece of a request."""
-        self._texts[delta.request_id].append(delta.text)
-        self._token_ids[delta.request_id] += delta.token_ids
-        streams = len(self._ids) == 1 and not self._as_json
-        if streams:
-            sys.stdout.write(safe_text(delta.text))
-            sys.stdout.flush()
-        if delta.finish_reason is None:
-            return
-        self.last_id = delta.request_id
-        self._ends[delta.request_id] = delta
-        if delta.finish_reason in {"error", "capacity"}:
-            self.status = NOT_SO
-            note(f"refold: {safe(delta.request_id)} ended with {delta.finish_reason}: {safe(delta.message)}")
-        if streams:
-            write("")
-        elif self._as_json:
-            self._write_json(delta)
-        else:
-            self._write_due()
-
-    def _write_json(self, end: "Delta") -> None:
-        write_json(
-            {
-                "schema": "refold.run/1",
-                "request_id": end.request_id,
-                "text": "".join(self._texts[end.request_id]),
-                "token_ids": self._token_ids[end.request_id],
-                "finish_reason": end.finish_reason,
-                "message": end.message,
-            }
-        )
-        sys.stdout.flush()
-
-    def _write_due(self) -> None:
-        """Write the completions whose turn it is."""
-        while self._next < len(self._ids) and self._ids[self._next] in self._ends:
-            request_id = self._ids[self._next]
-            self._next += 1
-            end = f"{count(len(self._token_ids[request_id]), 'token')}, {self._ends[request_id].finish_reason}"
-            title = self._titles.get(request_id, "left by an earlier run")
-            write(self._paint(f"== {safe(request_id)} ({end}): {title}", bold=True))
-            write(safe_text("".join(self._texts[request_id])))
-        sys.stdout.flush()

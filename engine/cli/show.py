@@ -5,12 +5,22 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import clock, journal_argument, json_option, reading, rich_console, verb, write_json
-from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.console import (
+    clock,
+    journal_argument,
+    json_option,
+    reading,
+    rich_console,
+    tell_if_cut,
+    verb,
+    write_json,
+)
+from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damage_hint, damaged
+from refold.engine.cli.typed import typed
 from refold.engine.history.plain import count, listed, safe
 from refold.engine.history.portrait import portrait
-from refold.engine.history.replay import Replayed, state_at
-from refold.journal.errors import NotFound
+from refold.engine.history.replay import Contradiction, Replayed, state_at
+from refold.journal.errors import JournalCorrupt, NotFound
 
 EXAMPLES = """Examples:
   refold show                     the state after the last record of ./refold.db
@@ -48,11 +58,26 @@ def command(at: int | None, as_json: bool, journal: str) -> None:
     Each live request is shown with all its counters, in tokens; the pool in blocks; the digest is what any other replay
     of the same journal has at that position.
     """
+    broken = None
     with reading(journal) as reader:
         try:
             replayed = state_at(reader, at)
         except NotFound as error:
-            raise Complaint(str(error), "`refold log -n 1` shows the last record", NOT_SO) from error
+            last = typed("log", journal, options=("-n", 1))
+            raise Complaint(str(error), f"`{last}` shows the last record", NOT_SO) from error
+        except (JournalCorrupt, Contradiction) as error:
+            if at is not None or error.position == 0:
+                raise damaged(error, journal) from error
+            broken, replayed = error, state_at(reader, error.position - 1)
+    _show(replayed, as_json)
+    if broken is not None:
+        line = f"the state above is that after record {broken.position - 1}, the last that is sound: {broken}"
+        raise Complaint(line, damage_hint(broken, journal), UNREADABLE) from broken
+    if replayed is not None and at is None:
+        tell_if_cut(journal, replayed.record.position, is_open=replayed.state.is_open)
+
+
+def _show(replayed: Replayed | None, as_json: bool) -> None:
     if as_json:
         write_json(_as_json(replayed))
     elif replayed is None:
@@ -92,10 +117,11 @@ def _draw(replayed: Replayed, p: dict[str, Any]) -> None:
 def _engine(engine: dict[str, Any]) -> str:
     if engine["config"] is None:
         return "never opened"
-    worker = f"worker {engine['worker_generation']} {'alive' if engine['worker_alive'] else 'gone'}"
-    is_open = "open" if engine["is_open"] else "closed"
-    is_open += f" and paused ({engine['paused']})" if engine["paused"] else ""
-    return f"epoch {engine['engine_epoch']}, {is_open}, {worker}, model {safe(engine['config']['model'])}"
+    life = "open" if engine["is_open"] else "closed in good order"
+    life += f" and paused ({engine['paused']})" if engine["paused"] else ""
+    if engine["is_open"]:
+        life += f", worker {engine['worker_generation']} alive" if engine["worker_alive"] else ", no worker at work"
+    return f"epoch {engine['engine_epoch']}, {life}, model {safe(engine['config']['model'])}"
 
 
 def _window(p: dict[str, Any]) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from refold.engine.cli.console import journal_argument, json_option, named, painter, reading, verb, write, write_json
-from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
+from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damage_hint
 from refold.engine.cli.progress import bar
+from refold.engine.cli.typed import typed
 from refold.engine.history.heads import ExportedHead, check_root, export, read_head
 from refold.engine.history.plain import count
 from refold.engine.history.replay import Contradiction
@@ -74,6 +75,7 @@ def _success(verdict: Verdict) -> dict[str, Any]:
         "num_records": verdict.num_records,
         "num_events": verdict.num_events,
         "num_engines": verdict.num_engines,
+        "num_closed_workers": verdict.num_closed_workers,
         "num_digests": verdict.num_digests,
         "num_erased_digests": verdict.num_erased_digests,
         "num_redacted_records": verdict.num_redacted_records,
@@ -98,18 +100,13 @@ def _failure(error: JournalCorrupt | Contradiction) -> dict[str, Any]:
 
 
 def _complaint(error: JournalCorrupt | Contradiction, journal: str) -> Complaint:
-    before = f"`refold log --until {error.position} {journal}` lists what leads there"
     if isinstance(error, Contradiction):
         says = LAWS.get(error.law, "an event fits the state before it")
-        hint = f"{before}, `refold show --at {max(error.position - 1, 0)} {journal}` shows the state; the law: {says}"
-        return Complaint(f"violated at record {error.position}: {error}", hint, NOT_SO)
-    if error.position > 0 and error.kind not in {"foreign"}:
-        return Complaint(
-            f"{error.kind} at record {error.position}: {error}", f"records before it are whole: {before}", UNREADABLE
-        )
-    return Complaint(
-        f"{error.kind} at record {error.position}: {error}", "no record before it: restore a backup", UNREADABLE
-    )
+        hint = f"`{typed('log', journal, options=('--until', error.position))}` lists what leads there"
+        if error.position:
+            hint += f", `{typed('show', journal, options=('--at', error.position - 1))}` shows the state before it"
+        return Complaint(f"violated at record {error.position}: {error}", f"{hint}; the law: {says}", NOT_SO)
+    return Complaint(f"{error.kind} at record {error.position}: {error}", damage_hint(error, journal), UNREADABLE)
 
 
 def _print(verdict: Verdict, journal: str) -> None:
@@ -117,7 +114,8 @@ def _print(verdict: Verdict, journal: str) -> None:
     write(paint("verified", fg="green", bold=True) + f": {named(journal)} is whole, and every law was kept")
     for name, words in _lines(verdict):
         write(f"  {name:<10}{words}")
-    write(paint("  keep the head: `refold verify --head` with it finds a tail that was cut off", dim=True))
+    again = typed("verify", journal, options=("--head", format_head(verdict.head)))
+    write(paint(f"  keep the head: `{again}` finds a tail that was cut off", dim=True))
 
 
 def _lines(verdict: Verdict) -> list[tuple[str, str]]:
@@ -140,7 +138,8 @@ def _lines(verdict: Verdict) -> list[tuple[str, str]]:
         (
             "trouble",
             (
-                f"{count(totals.preemptions, 'preemption')}, {count(totals.lost_workers, 'worker')} gone "
+                f"{count(totals.preemptions, 'preemption')}, "
+                f"{count(totals.lost_workers - verdict.num_closed_workers, 'worker')} lost "
                 f"with {count(totals.lost_steps, 'step')} in flight; "
                 f"stale tokens: {totals.stale_tokens_delivered:,} delivered, {totals.stale_tokens_dropped:,} dropped"
             ),

@@ -14,6 +14,7 @@ from refold.engine.history.words import preemption_in_words
 from refold.journal.events import (
     ContentRedacted,
     DraftsProposed,
+    EngineClosed,
     EngineOpened,
     Event,
     GrammarReady,
@@ -71,6 +72,8 @@ class Life(msgspec.Struct):
 class LifeStory:
     """Follows a journal and keeps the life of the last request with a given client id.
 
+    `is_open` says whether the engine had closed at the last record.
+
     `observe` every record in order; then `life` is the story, or None if there was no such request. `num_namesakes` counts
     earlier requests with the same id.
     """
@@ -86,19 +89,28 @@ class LifeStory:
         self._in_flight: dict[int, int] = {}
         self._submitted_ns = self._first_token_ns = self._last_token_ns = 0
         self._record: Record | None = None
+        self._closed_epoch = 0
+        self.is_open = False
 
     def observe(self, record: Record, events: Iterable[Event]) -> None:
         """Follow one record."""
         self._record = record
         for event in events:
             if isinstance(event, EngineOpened):
-                self._block_size, self._model = event.config.block_size, event.config.model
+                self._block_size, self._model, self.is_open = event.config.block_size, event.config.model, True
+            elif isinstance(event, EngineClosed):
+                self._closed_epoch, self.is_open = event.engine_epoch, False
             elif isinstance(event, RequestSubmitted):
                 self.names.observe(event)
                 if event.request_id == self.request_id:
                     self._submitted(event)
             elif self.life is not None and self._handle in handles_of(event):
                 _TELLERS[type(event)](self, self.life, event)
+
+    @property
+    def position(self) -> int:
+        """Of the last record that was observed; -1 before the first."""
+        return -1 if self._record is None else self._record.position
 
     # -- one teller per event -----------------------------------------------------------------------------------------
 
@@ -209,9 +221,12 @@ class LifeStory:
     def _worker_lost(self, life: Life, event: WorkerLost) -> None:
         lost = sum(n for step, n in self._in_flight.items() if step in event.steps)
         self._in_flight.clear()
-        life.num_workers_lost += 1
         if life.status == "running":
             life.status = "preempted"
+        if not self.is_open:  # its engine closed in good order, and the worker ended with it
+            self._tell("engine_closed", engine_epoch=self._closed_epoch)
+            return
+        life.num_workers_lost += 1
         self._tell("worker_lost", reason=event.reason, generation=event.generation, num_lost_tokens=lost)
 
     def _turn_ended(self, life: Life, event: SessionTurnEnded) -> None:

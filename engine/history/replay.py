@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from refold.engine.folding import Base, beginning, nearest
 from refold.journal.codec import decode
-from refold.journal.errors import InvariantViolation, NotFound
+from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
 from refold.journal.events import Event
-from refold.journal.record import Record
+from refold.journal.record import Head, Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import verified
 from refold.scheduler.fold import fold
@@ -44,18 +44,22 @@ class Replayed(NamedTuple):
 
 
 def replay(
-    reader: JournalReader, stream: str = DEFAULT_STREAM, stop: int | None = None, base: Base | None = None
+    reader: JournalReader,
+    stream: str = DEFAULT_STREAM,
+    stop: int | None = None,
+    base: Base | None = None,
+    expect: Head | None = None,
 ) -> Iterator[Replayed]:
     """Fold records up to position `stop` (exclusive), each after its place in the hash chain was checked.
 
-    From the first one on, or from `base` on, whose state then changes.
+    From the first one on, or from `base` on, whose state then changes. `expect` is a head that they must reach.
 
     Raises:
         JournalCorrupt: a record doesn't follow from the one before.
         Contradiction: an event doesn't fit the state.
     """
     (state, *_), head = base or beginning()
-    for record in verified(reader.read(stream, head.position, stop), head, is_whole=stop is None):
+    for record in verified(reader.read(stream, head.position, stop), head, expect, is_whole=stop is None):
         events = decode(record)
         for index, event in enumerate(events):
             fold_event(state, event, record.position, index)
@@ -87,15 +91,25 @@ def state_at(reader: JournalReader, position: int | None = None, stream: str = D
 
     Raises:
         NotFound: there is no record at `position`.
+        JournalCorrupt, Contradiction: a record on the way there isn't sound, or is gone.
     """
     if position is not None:
         _require_record(reader, position, stream)
-    stop = reader.head(stream).position if position is None else position + 1
+    head = reader.head(stream)
+    stop = head.position if position is None else position + 1
     base = nearest(reader, stream, stop)
     if stop and base.head.position == stop:
         (record,) = reader.read(stream, stop - 1, stop)
         return Replayed(record, decode(record), base.folded.state)
-    return _last(replay(reader, stream, stop, base))
+    last = _last(replay(reader, stream, stop, base, head if stop == head.position else None))
+    end = -1 if last is None else last.record.position
+    if end != stop - 1:
+        raise JournalCorrupt(
+            f"record {end + 1} is not there, the stream's head says {head.position} (truncated); restore a backup",
+            position=end + 1,
+            kind="truncated",
+        )
+    return last
 
 
 def _require_record(reader: JournalReader, position: int, stream: str) -> None:

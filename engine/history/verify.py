@@ -15,7 +15,7 @@ from refold.engine.history.redaction import erased_of
 from refold.engine.history.replay import Contradiction, fold_event
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, Rejected
-from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest
+from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest, WorkerLost
 from refold.journal.record import EMPTY_HEAD, Head, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import attestation_of, read_verified
@@ -29,12 +29,16 @@ _LAW = re.compile(r"^(L\d+) broken")
 
 
 class Verdict(NamedTuple):
-    """A clean bill: what was counted, the laws that were checked after each event, and the head to remember."""
+    """A clean bill: what was counted, the laws that were checked after each event, and the head to remember.
+
+    `num_closed_workers` of the totals' lost workers weren't lost: they ended with an engine that closed in good order.
+    """
 
     totals: Totals
     num_records: int
     num_events: int
     num_engines: int
+    num_closed_workers: int
     num_digests: int
     num_erased_digests: int
     num_redacted_records: int
@@ -78,9 +82,11 @@ def verify_journal(
     state, book, totals, head = State(), LawBook(), Totals(), EMPTY_HEAD
     contents, lost, redacted = attestation_of(reader, stream), dict[int, int](), set[int]()
     kinds: Counter[type[Event]] = Counter()
+    num_closed_workers = 0
     for record in read_verified(reader, stream, expect=expect, contents=contents):
         events = decode(record)
         for index, event in enumerate(events):
+            num_closed_workers += type(event) is WorkerLost and not state.is_open
             fold_event(state, event, record.position, index)
             _judge(state, book, event, record.position, index)
         if record.position in contents.redacted:
@@ -97,6 +103,7 @@ def verify_journal(
         num_records=head.position,
         num_events=kinds.total(),
         num_engines=kinds[EngineOpened],
+        num_closed_workers=num_closed_workers,
         num_digests=kinds[StateDigest],
         num_erased_digests=book.num_erased_digests,
         num_redacted_records=len(contents.redacted),

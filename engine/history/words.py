@@ -101,7 +101,14 @@ def _worker_started(event: WorkerStarted, names: Names) -> str:  # noqa: ARG001
     )
 
 
+CLOSED = "its engine was closed"
+"""The reason of a worker's end that was nobody's loss."""
+
+
 def _worker_lost(event: WorkerLost, names: Names) -> str:
+    if event.reason == CLOSED and not event.steps:
+        words = f"worker {event.generation} had ended with its engine, which was closed"
+        return words + (f"; {_named(event.handles, names)} will be computed again" if event.handles else "")
     steps = f"steps {listed([str(s) for s in event.steps])} went with it" if event.steps else "no step was in flight"
     words = f"worker {event.generation} lost: {safe(event.reason)}; {steps}"
     if event.handles:

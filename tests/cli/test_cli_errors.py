@@ -30,6 +30,11 @@ def foreign(path):
     connection.close()
 
 
+def folder(path):
+    path.mkdir()
+    (path / "letter.txt").write_text("hello")
+
+
 def newer(path):
     write_journal(path, eventful_lives()[0])
     with sqlite3.connect(path) as connection:
@@ -54,7 +59,7 @@ NOT_JOURNALS = {
     "missing": (lambda path: None, 3),
     "no database": (lambda path: path.write_text("hello, I am a letter\n" * 99), 3),
     "empty file": (lambda path: path.touch(), 3),
-    "a folder": (lambda path: path.mkdir(), 3),
+    "a folder": (folder, 3),
     "foreign": (foreign, 3),
     "newer": (newer, 4),
     "torn": (torn, 3),
@@ -234,7 +239,9 @@ def test_a_prompt_that_cannot_be_served_stands_in_nobodys_way(tmp_path, model, l
         (b'{"prompt": "x", "sampling": {"temperature": -1}}\n', "temperature"),
         (b'{"prompt": "x", "sampling": {"heat": 1}}\n', "heat"),
         (b'{"prompt": "x", "sampling": {"temperature": NaN}}\n', "stdin line 2"),
-        (b'{"prompt": "\\ud800"}\n', "stdin line 2"),
+        (b'{"prompt": "\\ud800"}\n', "stdin line 2: \\ud800 without its other half is no character"),
+        (b'{"messages": [{"role": "user", "content": "x\\udc00y"}]}\n', "stdin line 2: \\udc00 without its other half"),
+        (b'{"messages": []}\n', "stdin line 2: messages is empty"),
     ],
 )
 def test_a_file_that_is_wrong_is_rejected_whole(tmp_path, line, says):
@@ -243,6 +250,39 @@ def test_a_file_that_is_wrong_is_rejected_whole(tmp_path, line, says):
     assert_one_line_and_a_hint(result.stderr)
     assert says in result.stderr
     assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"  \n\r\n"])
+def test_a_file_without_a_prompt_is_said_to_have_none(tmp_path, text):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(text)
+    for arguments in (("-",), ("--file", "-"), ("--file", file)):
+        result = refold("run", "--model", "simulated", "--journal", tmp_path / "x.db", *arguments, stdin=text)
+        assert result.exit_code == 2
+        assert_one_line_and_a_hint(result.stderr)
+        assert "has no prompt in it" in result.stderr
+        assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "says"),
+    [
+        ("simulated", '{"prompt": []}', "the prompt is empty"),
+        ("simulated", '{"prompt": [99999999999]}', "prompt token 99999999999 at index 0"),
+        ("simulated?len=8", "longer than eight tokens", "the prompt has"),
+        ("simulated", '{"prompt": "x", "request_id": "a\\u001bb"}', "request_id"),
+        ("simulated", '{"prompt": "x", "sampling": {"max_tokens": 4000}}', "the pool has 20"),
+    ],
+)
+def test_prompts_that_are_all_rejected_open_no_engine(tmp_path, model, line, says):
+    path = tmp_path / "x.db"
+    arguments = ("run", "--model", model, "--num-blocks", 20, "--no-chat", "--journal", path)
+    result = refold(*arguments, "--file", "-", stdin=f"{line}\n{line}\n")
+    assert result.exit_code == 2, result.stderr
+    assert result.stderr.count(says) == 2
+    assert "stdin line 1: " in result.stderr
+    assert "stdin line 2: " in result.stderr
+    assert not path.exists()
 
 
 def test_lone_surrogates_in_an_argument_are_rejected(tmp_path):
@@ -260,6 +300,7 @@ def test_no_prompt_and_nothing_to_finish_is_a_usage_error(tmp_path):
     result = refold("run", "--model", "simulated", "--journal", tmp_path / "x.db")
     assert result.exit_code == 2
     assert_one_line_and_a_hint(result.stderr)
+    assert not (tmp_path / "x.db").exists()
 
 
 def test_a_second_engine_on_the_same_journal_is_refused(tmp_path):

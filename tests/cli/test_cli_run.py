@@ -7,6 +7,7 @@ import pytest
 
 from refold import Engine, SamplingParams
 from tests.cli.command import finished, process, refold, rows
+from tests.kit.engines import eventually
 
 MODEL = ("--model", "simulated?eos=-1")
 
@@ -200,3 +201,26 @@ async def one_turn(engine):
     session = await engine.open_session([1, 2, 3], SamplingParams(max_tokens=2))
     async for _ in session.turn():
         pass
+
+
+def test_an_engine_that_closed_is_not_told_as_a_loss(journal):
+    with Engine(model="simulated?eos=-1&step_ms=2", journal=journal) as engine:
+        engine.enqueue([1, 2, 3], SamplingParams(max_tokens=40), request_id="across")
+        eventually(lambda: engine.stats().tokens > 3)
+    assert "closed in good order" in refold("show", journal).stdout
+    assert "worker" not in refold("show", journal).stdout
+    assert run(journal).exit_code == 0
+    assert "engine 1 had closed; the next one computes it again" in refold("request", "across", journal).stdout
+    assert "was closed; 1 unfinished request" in run_after_close(journal)
+    for verb in (("show",), ("request", "across"), ("log",), ("verify",)):
+        assert " lost" not in refold(*verb, journal).stdout.replace("0 workers lost", ""), verb
+    (life,) = rows(refold("request", "across", "--json", journal).stdout)
+    assert life["num_workers_lost"] == 0
+    (verdict,) = rows(refold("verify", "--json", journal).stdout)
+    assert verdict["num_closed_workers"] == verdict["totals"]["lost_workers"] == 3
+
+
+def run_after_close(journal):
+    with Engine(model="simulated?eos=-1&step_ms=2", journal=journal) as engine:
+        engine.enqueue([1, 2, 3], SamplingParams(max_tokens=40), request_id="again")
+    return run(journal).stderr

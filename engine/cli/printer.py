@@ -1,0 +1,85 @@
+"""What `refold run` prints: completions in order on stdout, what went wrong on stderr."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from refold.engine.cli.console import note, painter, write, write_json
+from refold.engine.cli.failures import NOT_SO
+from refold.engine.history.plain import count, safe, safe_text
+
+if TYPE_CHECKING:
+    from refold.engine.engine import Delta
+
+
+class Printer:
+    """Writes each completion to stdout once it and those before it are there; a single one as it comes."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.status = 0
+        self.last_id = ""
+        self._as_json = as_json
+        self._paint = painter(sys.stdout)
+        self._ids: list[str] = []
+        self._titles: dict[str, str] = {}
+        self._texts: dict[str, list[str]] = {}
+        self._token_ids: dict[str, list[int]] = {}
+        self._ends: dict[str, Delta] = {}
+        self._next = 0
+
+    def expect(self, ids: list[str], titles: dict[str, str]) -> None:
+        """These requests will come, and are shown in this order."""
+        self._ids, self._titles = ids, titles
+        self._texts = {request_id: [] for request_id in ids}
+        self._token_ids = {request_id: [] for request_id in ids}
+
+    def reject(self, place: str, line: str, hint: str) -> None:
+        """A prompt that can't be served."""
+        note(f"refold: {safe(place)}: {safe(line)}\n  hint: {safe(hint)}")
+        if self._as_json:
+            write_json({"schema": "refold.run/1", "place": place, "error": line})
+
+    def add(self, delta: "Delta") -> None:
+        """The next piece of a request."""
+        self._texts[delta.request_id].append(delta.text)
+        self._token_ids[delta.request_id] += delta.token_ids
+        streams = len(self._ids) == 1 and not self._as_json
+        if streams:
+            sys.stdout.write(safe_text(delta.text))
+            sys.stdout.flush()
+        if delta.finish_reason is None:
+            return
+        self.last_id = delta.request_id
+        self._ends[delta.request_id] = delta
+        if delta.finish_reason in {"error", "capacity"}:
+            self.status = NOT_SO
+            note(f"refold: {safe(delta.request_id)} ended with {delta.finish_reason}: {safe(delta.message)}")
+        if streams:
+            write("")
+        elif self._as_json:
+            self._write_json(delta)
+        else:
+            self._write_due()
+
+    def _write_json(self, end: "Delta") -> None:
+        write_json(
+            {
+                "schema": "refold.run/1",
+                "request_id": end.request_id,
+                "text": "".join(self._texts[end.request_id]),
+                "token_ids": self._token_ids[end.request_id],
+                "finish_reason": end.finish_reason,
+                "message": end.message,
+            }
+        )
+        sys.stdout.flush()
+
+    def _write_due(self) -> None:
+        """Write the completions whose turn it is."""
+        while self._next < len(self._ids) and self._ids[self._next] in self._ends:
+            request_id = self._ids[self._next]
+            self._next += 1
+            end = f"{count(len(self._token_ids[request_id]), 'token')}, {self._ends[request_id].finish_reason}"
+            title = self._titles.get(request_id, "left by an earlier run")
+            write(self._paint(f"== {safe(request_id)} ({end}): {title}", bold=True))
+            write(safe_text("".join(self._texts[request_id])))
+        sys.stdout.flush()

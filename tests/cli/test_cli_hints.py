@@ -1,0 +1,305 @@
+"""What the command prints as a command is one: it is run as printed, by a shell, whatever the journal is called."""
+
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refold.engine.cli.typed import quoted, typed
+from refold.journal.events import OutputDelivered, StateDigest
+from tests.cli.command import BARE, process, refold, rows
+from tests.history.journals import eventful_lives, write_journal
+from tests.kit.engines import eventually
+
+NASTY = [
+    'it\'s "mine".db',
+    "two  spaces.db",
+    "-rf.db",
+    "$HOME `id` & ;.db",
+    "tab\there\x1b[31m.db",
+    "caf\u00e9 \\'.db",
+    "--help",
+]
+COMMAND = re.compile(r"`(refold [^`]*)`")
+
+
+def printed(text: str) -> list[str]:
+    """The commands in it that name a journal or an id; bare verbs are only names."""
+    return [command for command in COMMAND.findall(text) if len(command.split()) > 2]
+
+
+def in_shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a printed command as someone who pastes it does."""
+    order = f"refold() {{ '{sys.executable}' -m refold \"$@\"; }}; {command}"
+    done = ["bash", "-c", order]
+    return subprocess.run(done, cwd=folder, env=BARE, capture_output=True, check=False, text=True, timeout=60)
+
+
+def change(path: Path, statement: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "it's damaged.db"
+    write_journal(path, eventful_lives()[0])
+    return path
+
+
+@pytest.mark.parametrize("word", [*NASTY, "plain", "", "new\nline", "\udcff"])
+def test_a_shell_gives_a_quoted_word_back_as_it_was(word: str) -> None:
+    printed_back = subprocess.run(["bash", "-c", f"printf %s {quoted(word)}"], capture_output=True, check=True).stdout
+    assert printed_back == word.encode("utf-8", "surrogateescape")
+    assert quoted(word).isprintable()
+
+
+def test_operands_that_look_like_options_come_after_two_dashes() -> None:
+    assert typed("log", "-x.db", options=("-n", 3)) == "refold log -n 3 -- -x.db"
+    assert typed("request", "--json", "x.db") == "refold request -- --json x.db"
+    assert typed("log", "postgresql://ann:s3cret@h/db") == "refold log 'postgresql://ann:***@h/db'"
+
+
+@pytest.mark.parametrize("name", [name for name in NASTY if "`" not in name])
+def test_what_a_run_prints_can_be_pasted(tmp_path: Path, name: str) -> None:
+    path = f"./{name}" if name.startswith("tab") else name
+    result = refold("run", "--model", "simulated", "--journal", tmp_path / path, "--max-tokens", 2, "hi")
+    assert result.exit_code == 0, result.stderr
+    (command,) = printed(result.stderr)
+    done = in_shell(command, tmp_path)
+    assert done.returncode == 0, (command, done.stderr)
+    assert done.stdout.startswith("run1-1: finished")
+
+
+@pytest.mark.parametrize("request_id", ["--json", "it's", "a  b", "$x"])
+def test_ids_are_quoted_too(tmp_path: Path, request_id: str) -> None:
+    line = json.dumps({"prompt": "x", "request_id": request_id, "sampling": {"max_tokens": 1}})
+    result = refold("run", "--model", "simulated", "--journal", tmp_path / "x.db", "-", stdin=line)
+    (command,) = printed(result.stderr)
+    assert in_shell(command, tmp_path).stdout.startswith(f"{request_id}: finished")
+
+
+def test_a_journal_in_memory_has_no_command_that_could_read_it() -> None:
+    result = refold("run", "--model", "simulated", "--journal", "memory:", "--max-tokens", 1, "hi")
+    assert result.exit_code == 0
+    assert not printed(result.stderr)
+
+
+def test_the_head_to_keep_comes_with_its_command(journal: Path) -> None:
+    (command,) = printed(refold("verify", journal).stdout)
+    assert "--head" in command
+    assert in_shell(command, journal.parent).returncode == 0
+    change(journal, "DELETE FROM journal_records WHERE position > 50")
+    assert in_shell(command, journal.parent).returncode == 3
+
+
+DAMAGES = {
+    "edited": ("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 30", 30),
+    "deleted": ("DELETE FROM journal_records WHERE position = 30", 30),
+    "truncated": ("DELETE FROM journal_records WHERE position >= 50", 50),
+    "undecodable": ('UPDATE journal_records SET body = \'[{"type":"Nonsense"}]\' WHERE position = 30', 30),
+}
+READING = [("log",), ("log", "--json"), ("log", "-n", "400"), ("log", "--reverse"), ("show",), ("request", "req-0")]
+
+
+@pytest.mark.parametrize("verb", [*READING, ("verify",)], ids=" ".join)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_said_in_one_line_after_what_is_sound_with_commands_that_work(
+    journal: Path, damage: str, verb: tuple[str, ...]
+) -> None:
+    statement, position = DAMAGES[damage]
+    change(journal, statement)
+    result = refold(*verb, journal)
+    assert result.exit_code == 3, result.stderr
+    line, hint = result.stderr.splitlines()
+    assert line.startswith("refold: ")
+    assert f"record {position}" in line or f"ends at {position}" in line
+    assert bool(result.stdout) == (verb != ("verify",))
+    commands = printed(hint)
+    assert commands
+    for command in commands:
+        done = in_shell(command, journal.parent)
+        assert done.returncode == 0, (command, done.stderr)
+        assert int(done.stdout.splitlines()[-1].split()[0]) == position - 1
+
+
+def test_log_prints_the_records_before_the_damage_and_none_behind_it(journal: Path) -> None:
+    whole = refold("log", journal).stdout.splitlines()
+    before = [line for line in whole if int(line.split()[0]) < 30]
+    change(journal, DAMAGES["edited"][0])
+    assert refold("log", journal).stdout.splitlines() == before
+    assert refold("log", "-n", 400, "--reverse", journal).stdout.splitlines() == before[::-1]
+    assert refold("log", "--until", 29, journal).exit_code == 0
+    assert refold("log", "--until", 30, journal).exit_code == 3
+    assert refold("log", "--since", 40, journal).exit_code == 3
+
+
+def test_show_shows_the_last_sound_state_unless_another_was_asked_for(journal: Path) -> None:
+    change(journal, DAMAGES["edited"][0])
+    assert rows(refold("show", "--json", journal).stdout)[0]["position"] == 29
+    assert refold("show", "--at", 29, journal).exit_code == 0
+    for at in (30, 40):
+        result = refold("show", "--at", at, journal)
+        assert (result.exit_code, result.stdout) == (3, "")
+    change(journal, "DELETE FROM journal_records WHERE position >= 20")
+    result = refold("show", "--at", 25, journal)
+    assert result.exit_code == 3, "a record that isn't there has no state"
+    assert "record 20 is not there" in result.stderr
+
+
+@pytest.mark.parametrize("verb", [("verify",), ("show",), ("request", "req-1")], ids=" ".join)
+def test_a_contradiction_comes_with_commands_that_work(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    lives, _ = eventful_lives()
+    if verb == ("verify",):
+        lives[1][-2] = [StateDigest(digest="f" * 64)]
+    else:
+        record = next(r for r in lives[0] if type(r[0]) is OutputDelivered)
+        record.append(record[0])
+    write_journal(tmp_path / "a b.db", lives)
+    result = refold(*verb, tmp_path / "a b.db")
+    assert result.exit_code == (1 if verb == ("verify",) else 3), result.stderr
+    commands = printed(result.stderr)
+    assert len(commands) == 2
+    for command in commands:
+        status = in_shell(command, tmp_path).returncode
+        assert status == (1 if command.startswith("refold verify") else 0), command
+
+
+def test_show_at_a_position_that_is_not_there_names_the_command_for_the_last(journal: Path) -> None:
+    (command,) = printed(refold("show", "--at", 10**6, journal).stderr)
+    assert len(in_shell(command, journal.parent).stdout.splitlines()) == 1
+
+
+def test_migrate_check_names_the_command_that_upgrades(tmp_path: Path) -> None:
+    path = tmp_path / "a b.db"
+    path.touch()
+    (command,) = printed(refold("migrate", "--check", path).stderr)
+    assert in_shell(command, tmp_path).returncode == 0
+    assert refold("migrate", "--check", path).exit_code == 0
+
+
+# -- a journal that ends in the middle of a life, and one that only begins ---------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [("log",), ("log", "-n", "3"), ("show",), ("request", "req-0")], ids=" ".join)
+def test_a_journal_cut_by_a_crash_is_said_to_be_one(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    lives, _ = eventful_lives()
+    write_journal(tmp_path / "cut.db", [lives[0]])
+    result = refold(*verb, tmp_path / "cut.db")
+    assert result.exit_code == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"refold: the last engine ended without a word after record {len(lives[0]) - 1}")
+    write_journal(tmp_path / "closed.db", lives)
+    assert refold(*verb, tmp_path / "closed.db").stderr == ""
+    assert refold("log", "--until", 3, tmp_path / "cut.db").stderr == ""
+    assert refold("show", "--at", 3, tmp_path / "cut.db").stderr == ""
+
+
+def test_a_journal_whose_engine_is_at_work_is_not_called_cut(tmp_path: Path) -> None:
+    path = tmp_path / "live.db"
+    child = process("run", "--model", "simulated?step_ms=40", "--max-tokens", "400", "--journal", str(path), "long")
+    try:
+        eventually(lambda: "came back" in refold("log", path).stdout, timeout_s=30)
+        assert [refold(verb, path).stderr for verb in ("log", "show")] == ["", ""]
+    finally:
+        child.kill()
+        child.wait()
+    assert "ended without a word" in refold("log", path).stderr
+
+
+@pytest.mark.parametrize("verb", [("log",), ("show",), ("verify",), ("request", "r")], ids=" ".join)
+def test_a_journal_that_is_only_being_created_is_told_from_none(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    path = tmp_path / "a b.db"
+    path.touch()
+    result = refold(*verb, path)
+    assert result.exit_code == 3
+    assert "is empty: it has no tables yet" in result.stderr
+    assert "try again in a moment" in result.stderr
+    (command,) = printed(result.stderr)
+    assert in_shell(command, tmp_path).returncode == 0
+    assert refold("log", path).exit_code == 0
+
+
+@pytest.mark.parametrize("verb", [("log",), ("show",), ("verify",), ("request", "r"), ("run", "hi")], ids=" ".join)
+def test_a_foreign_file_is_not_sent_to_a_verb_that_refuses_it_too(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("hello, I am a letter\n")
+    at = ("--model", "simulated", "--journal", path) if verb[0] == "run" else (path,)
+    result = refold(verb[0], *at, *verb[1:]) if verb[0] == "run" else refold(*verb, *at)
+    assert result.exit_code == 3
+    assert "letter.txt is not a SQLite file" in result.stderr
+    assert "verify" not in result.stderr
+    assert "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db" in result.stderr
+
+
+def test_what_run_cannot_open_is_not_said_to_be_migrated(tmp_path: Path) -> None:
+    for path in ("/proc/none/x.db", tmp_path / "no" / "folder" / "x.db"):
+        result = refold("run", "--model", "simulated", "--journal", path, "hi")
+        assert result.exit_code == 3
+        assert f"refold: cannot open {path}: " in result.stderr
+
+
+# -- interrupted before the model was there ----------------------------------------------------------------------------
+
+SLOW_TO_LOAD = """
+import sys, time
+from refold.gpu.simulated import SimulatedWorker
+begin = SimulatedWorker.__init__
+def begin_slowly(*arguments, **options):
+    time.sleep({seconds})
+    begin(*arguments, **options)
+SimulatedWorker.__init__ = begin_slowly
+sys.argv = ["refold", *sys.argv[1:]]
+from refold.engine.cli import main
+main()
+"""
+
+
+def slow_run(seconds: float, *arguments: str) -> "subprocess.Popen[str]":
+    code = SLOW_TO_LOAD.format(seconds=seconds)
+    command = [sys.executable, "-c", code, "run", "--model", "simulated?eos=-1", *arguments]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=BARE, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_prompt_is_in_the_journal_before_its_model_is_loaded(tmp_path: Path, how: signal.Signals) -> None:
+    path = tmp_path / "a b.db"
+    child = slow_run(3, "--journal", str(path), "--max-tokens", "4", "one", "two")
+    eventually(lambda: path.exists() and refold("log", path).stdout.count("submitted") == 2, timeout_s=30)
+    child.send_signal(how)
+    stdout, stderr = child.communicate(timeout=60)
+    assert stdout == ""
+    assert "worker" not in refold("log", path).stdout
+    command = typed("run", options=("--model", "simulated?eos=-1", "--journal", str(path)))
+    if how is signal.SIGINT:
+        assert child.returncode == 130
+        assert f"the journal is whole: `{command}` finishes what is left" in stderr
+    done = in_shell(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(4 tokens, length)") == 2
+
+
+def test_an_interrupt_before_anything_is_journaled_says_so(tmp_path: Path) -> None:
+    from refold.engine.cli.run import Submission
+
+    submission = Submission([], 0, "simulated", str(tmp_path / "x.db"))
+    assert submission.how_to_go_on() == "nothing was submitted yet: run the same command again"
+    submission = Submission(["one", "two", "three"], 3, "simulated", "x.db")  # type: ignore[list-item]
+    submission.is_open, submission.num_journaled = True, 1
+    assert submission.how_to_go_on() == (
+        "1 of 3 prompts are in the journal: `refold run --model simulated --journal x.db` finishes what is left; "
+        "give the others again"
+    )
+
+
+def test_bare_refold_is_a_question_for_help() -> None:
+    result = refold()
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == refold("--help").stdout
