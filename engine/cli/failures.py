@@ -163,7 +163,7 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _one_line(text: str) -> str:
-    return safe(" ".join(text.split()))
+    return safe(" ".join(part.strip() for part in text.splitlines()))
 
 
 def _silence_stdout() -> None:

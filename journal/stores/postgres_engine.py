@@ -10,6 +10,7 @@ trip, by name, so that a server that doesn't know a setting is no obstacle:
 """
 
 import os
+import shlex
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -183,9 +184,9 @@ def require_current(connection: sa.Connection, name: str) -> None:
     """
     version = table_version(connection, name)
     if version == 0:
-        raise NotFound(f"no journal in {name}: run `refold migrate {name}`, or let an engine create it")
+        raise NotFound(f"no journal in {name}: run `refold migrate {shlex.quote(name)}`, or let an engine create it")
     if not is_current(version, name):
-        raise JournalError(f"{name} has the tables of an older refold: run `refold migrate {name}` first")
+        raise JournalError(f"{name} has the tables of an older refold: run `refold migrate {shlex.quote(name)}` first")
 
 
 def is_current(version: int, name: str) -> bool:

@@ -13,6 +13,7 @@ Facts of SQLite that this package stands on:
 - Header fields may still be in the WAL only: they're read through a connection, never from the raw file.
 """
 
+import shlex
 import sqlite3
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -174,7 +175,7 @@ def require_current(path: Path) -> None:
     if state.kind != "journal":
         raise NotFound(f"no journal at {path}: name an existing journal, or let an engine create it")
     if not _is_current(path, state):
-        raise JournalError(f"{path} has the tables of an older refold: run `refold migrate {path}` first")
+        raise JournalError(f"{path} has the tables of an older refold: run `refold migrate {shlex.quote(str(path))}` first")
 
 
 def _is_current(path: Path, state: FileState) -> bool:

@@ -184,6 +184,17 @@ def test_migrate_check_names_the_command_that_upgrades(tmp_path: Path) -> None:
     assert refold("migrate", "--check", path).exit_code == 0
 
 
+def test_a_journal_of_an_older_refold_names_the_command_that_upgrades(tmp_path: Path) -> None:
+    path = tmp_path / "it's  old.db"
+    write_journal(path, eventful_lives()[0])
+    change(path, "PRAGMA user_version = 2")
+    result = refold("log", path)
+    assert result.exit_code == 3
+    (command,) = printed(result.stderr)
+    assert in_shell(command, tmp_path).returncode == 0
+    assert refold("log", path).exit_code == 0
+
+
 # -- a journal that ends in the middle of a life, and one that only begins ---------------------------------------------
 
 

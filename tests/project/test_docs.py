@@ -90,6 +90,10 @@ def test_the_examples_of_the_page_run(page: str, tmp_path: Path, environment: di
         run_block(block, tmp_path, environment)
 
 
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 @pytest.mark.parametrize("page", tracked("*.md"))
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
