@@ -175,7 +175,9 @@ def require_current(path: Path) -> None:
     if state.kind != "journal":
         raise NotFound(f"no journal at {path}: name an existing journal, or let an engine create it")
     if not _is_current(path, state):
-        raise JournalError(f"{path} has the tables of an older refold: run `refold migrate {shlex.quote(str(path))}` first")
+        raise JournalError(
+            f"{path} has the tables of an older refold: run `refold migrate {shlex.quote(str(path))}` first"
+        )
 
 
 def _is_current(path: Path, state: FileState) -> bool:
