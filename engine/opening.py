@@ -32,6 +32,7 @@ class Recovery:
         records: records in the journal.
         from_snapshot: how many of them a snapshot spared; the others were read, verified and folded.
         requests: unfinished requests that go on.
+        request_ids: those of them that are no sessions, in order of admission. They may have ended since.
         tokens: output tokens that these requests had already.
         steps_lost: steps that were in flight when the last engine ended.
         was_closed: whether the last engine left in good order.
@@ -45,6 +46,7 @@ class Recovery:
     was_closed: bool
     seconds: float
     from_snapshot: int = 0
+    request_ids: tuple[str, ...] = ()
 
 
 def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Recovery]:
@@ -74,6 +76,7 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
         was_closed=not state.is_open,
         seconds=time.perf_counter() - started_s,
         from_snapshot=from_snapshot,
+        request_ids=tuple(request.request_id for request in live if not request.resumable),
     )
     return base, recovery
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from refold.engine.cli.printer import Printer
     from refold.engine.cli.prompts_in import Asked
     from refold.engine.engine import Delta, Engine
+    from refold.engine.opening import Recovery
 
 EXAMPLES = """Examples:
   refold run "Why is the sky blue?"
@@ -100,7 +101,8 @@ def command(
     if not asked:
         _require_journal(journal)
     with _explained(submission), engine.open(await_worker=False), _impatient():
-        _report_recovery(engine)
+        assert engine.recovery is not None
+        _report_recovery(engine.recovery)
         _name(asked, journal)
         status = max(_serve(engine, submission, printer), USAGE if len(submission.asked) < len(asked) else 0)
     can_tell = printer.last_id and not _is_memory(journal)
@@ -192,14 +194,14 @@ def _name(asked: "list[Asked]", journal: str) -> None:
         each.request_id = each.request_id if each.request_id is not None else f"run{epoch}-{number}"
 
 
-def _report_recovery(engine: "Engine") -> None:
-    recovery = engine.recovery
-    if recovery is None or not recovery.requests:
+def _report_recovery(recovery: "Recovery") -> None:
+    if not recovery.requests:
         return
     end = "was closed" if recovery.was_closed else "ended without a word"
+    ids = listed([safe(request_id) for request_id in recovery.request_ids])
     note(
         f"recovered: the last engine on this journal {end}; {count(recovery.requests, 'unfinished request')} with "
-        f"{count(recovery.tokens, 'token')} so far will be finished too: {listed([safe(i) for i in engine.unfinished()])}"
+        f"{count(recovery.tokens, 'token')} so far will be finished too{': ' if ids else ''}{ids}"
     )
 
 
@@ -248,7 +250,8 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
     """
     from refold.engine.cli.progress import bar
 
-    left, asked = engine.unfinished(), submission.asked
+    assert engine.recovery is not None
+    left, asked = engine.recovery.request_ids, submission.asked
     submission.is_open = True
     if not asked and not left:
         raise _nothing_to_do()

@@ -220,6 +220,21 @@ def test_an_engine_that_closed_is_not_told_as_a_loss(journal):
     assert verdict["num_closed_workers"] == verdict["totals"]["lost_workers"] == 3
 
 
+def test_what_was_left_is_shown_though_it_has_ended_before_anybody_asked(journal, monkeypatch):
+    import refold.engine.cli.run as run_module
+
+    named = run_module._name
+    monkeypatch.setattr(run_module, "_name", lambda *arguments: (time.sleep(0.5), named(*arguments)))
+    ids = [f"left-{number}" for number in range(5)]
+    with Engine(model="simulated?eos=-1", journal=journal) as engine:
+        engine.pause()
+        for request_id in ids:
+            engine.enqueue([1, 2, 3], SamplingParams(max_tokens=1), request_id=request_id)
+    result = run(journal)
+    assert result.exit_code == 0, result.stderr
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("== ")] == ids
+
+
 def run_after_close(journal):
     with Engine(model="simulated?eos=-1&step_ms=2", journal=journal) as engine:
         engine.enqueue([1, 2, 3], SamplingParams(max_tokens=40), request_id="again")
