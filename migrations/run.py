@@ -22,6 +22,7 @@ from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.stores import sqlite_engine
 from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, look_at, schema_is_current
+from refold.journal.stores.sqlite_marks import check_marks, forget_marks, marks_of
 from refold.journal.stores.tables import VERSION_TABLE, metadata
 
 _PATIENCE_S = 30.0
@@ -37,10 +38,24 @@ def upgrade_file(path: Path) -> bool:
         if schema_is_current(path):  # whoever opened it since has migrated it first
             return False
         raise JournalOwned(f"{path} is written by process {owner} and needs a migration: stop that engine first")
+    _settle_marks(path)
     with _writing(path) as connection:
         _upgrade(connection)
     assert schema_is_current(path), "a migrated file is current"
     return True
+
+
+def _settle_marks(path: Path) -> None:
+    """Marks of a file that's gone mean nothing; a file that lost even its tables has lost what they mark.
+
+    Raises:
+        JournalCorrupt: it has.
+    """
+    kind = look_at(path).kind
+    if kind == "absent":
+        forget_marks(path)
+    elif kind == "empty":
+        check_marks(path, marks_of(path), {})
 
 
 def revision_of(path: Path) -> str | None:

@@ -21,7 +21,8 @@ from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
 from refold.journal.stores.sqlite_file import require_current
-from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
+from refold.journal.stores.sqlite_marks import Marks, check_marks, marks_of
+from refold.journal.stores.sqlite_reader import ENDS_SQL, HEAD_SQL, HEADS_SQL, PAGE_SQL
 
 # ruff: noqa: D102 - the methods are documented in Database
 
@@ -52,6 +53,7 @@ class SqliteDatabase(Database):
         self.folder = path.parent
         self._owner: OwnerLock | None = None
         self._wal_bytes = 0
+        self._marks = Marks(path)
 
     @property
     def driver_errors(self) -> tuple[type[Exception], ...]:
@@ -63,6 +65,8 @@ class SqliteDatabase(Database):
     def enter(self, stream: str, *, exclusive: bool) -> None:  # noqa: ARG002 - the lock is the file's
         if exclusive and self._owner is None:
             self._owner = OwnerLock(self._path)
+        marks = marks_of(self._path)
+        check_marks(self._path, marks, {key: (at, digest) for key, at, digest in map(tuple, self.query(ENDS_SQL, ()))})
 
     def prepare_writer(self, connection: sa.Connection) -> None:
         sqlite_engine.enter_wal(connection, self._path)
@@ -122,7 +126,8 @@ class SqliteDatabase(Database):
     def explain(self, error: sa.exc.SQLAlchemyError, doing: str) -> JournalError:
         return sqlite_engine.explain_sqlalchemy(error, self._path, doing)
 
-    def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:  # noqa: ARG002
+    def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:
+        self._marks.move(stream_id, after)
         self._wal_bytes += sqlite_engine.PAGE_BYTES * (_PAGES_PER_COMMIT + len(records)) + sum(map(size_of, records))
         if self._wal_bytes > 4 * WAL_BOUND_BYTES:
             self.maintain(idle=False)
@@ -155,6 +160,7 @@ class SqliteDatabase(Database):
                 sqlite_engine.driver(self.writer).execute("PRAGMA busy_timeout=200")
                 sqlite_engine.checkpoint(self.writer, "TRUNCATE")
             self.drop_writer()
+        self._marks.close()
         if self._owner is not None:
             self._owner.release()
             self._owner = None

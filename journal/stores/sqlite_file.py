@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
-from refold.journal.stores.sqlite_wal import damage_in
 
 APPLICATION_ID = 0x5245464F  # "REFO"
 TABLE_VERSION = 3  # the number of the newest migration
@@ -111,24 +110,11 @@ def look_at(path: Path) -> FileState:
     connection = connect_readonly(path, immutable=not (_has_wal(path) or _beside(path, "-shm").exists()))
     try:
         application_id, version, tables = _fingerprint(connection)
-        if application_id == APPLICATION_ID:
-            _check_wal(path)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise explain(error, path, "read") from error
     finally:
         connection.close()
     return _classify(path, application_id, version, tables)
-
-
-def _check_wal(path: Path) -> None:
-    """While a connection is open: the WAL ends where its writer left it."""
-    if _has_wal(path) and (damage := damage_in(_beside(path, "-wal"), _beside(path, "-shm"))) is not None:
-        raise JournalCorrupt(
-            f"{path}-wal is damaged: {damage}; restore a backup, or give up what follows the damage with "
-            f"`sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)'`",
-            position=0,
-            kind="truncated",
-        )
 
 
 def _fingerprint(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:

@@ -17,6 +17,7 @@ from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
+from refold.journal.stores.sqlite_marks import check_marks, marks_of
 
 PAGE_RECORDS = 256
 FOREVER = 2**63 - 1
@@ -45,6 +46,7 @@ ARCHIVES_SQL = """
 SELECT x.start, x.stop, x.engine_epoch, x.hash, x.path, x.num_bytes, x.checksum
 FROM journal_archives AS x JOIN journal_streams AS s ON s.stream_id = x.stream_id WHERE s.name = ? ORDER BY x.start
 """
+ENDS_SQL = "SELECT stream_id, head_position, head_hash FROM journal_streams"
 HEADS_SQL = "SELECT name, head_position, head_hash, engine_epoch FROM journal_streams ORDER BY name"
 
 
@@ -66,12 +68,14 @@ class SqliteReader:
         self._check(check_streams)
 
     def inspect(self) -> None:
-        """Look at the pages that no record is on, as well.
+        """Look at the pages that no record is on, and whether all that was acknowledged is there.
 
         Raises:
-            JournalCorrupt: one is damaged.
+            JournalCorrupt: a page is damaged, or the end of a stream is gone.
         """
         self._check(check_pages)
+        marks = marks_of(self._path)
+        check_marks(self._path, marks, {row[0]: (row[1], row[2]) for row in self._fetch(ENDS_SQL, ())})
 
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""

@@ -159,7 +159,7 @@ def test_the_computing_waits_for_a_disk_that_is_too_far_behind() -> None:
 def test_a_disk_slower_than_the_computing_holds_it_back_and_the_backlog_stays_bounded() -> None:
     """Not a disk that stands still: one that takes its time with every group, for as long as the engine runs."""
     store = FaultyStore(MemoryStore())
-    store.delay_s = 0.02
+    store.delay_s = 0.05
     backlog: list[int] = []
     with Engine(MODEL, store, max_in_flight_steps=1) as engine:
         writer = engine._live().core._writer
@@ -167,7 +167,7 @@ def test_a_disk_slower_than_the_computing_holds_it_back_and_the_backlog_stays_bo
         engine.run([[1]], SamplingParams(seed=1, max_tokens=600), on_delta=lambda _: backlog.append(writer.pending))
         (done,) = engine.run([[2]], SAMPLING)
     assert done.token_ids == must_produce([2], SAMPLING)
-    assert 30 <= max(backlog) <= 45, f"{max(backlog)} records were waiting for the disk"
+    assert 10 <= max(backlog) <= 45, f"{max(backlog)} records were waiting for the disk"
 
 
 def test_buffered_delivers_before_the_disk_has_it() -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from refold import migrations
 from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.record import Head
 from refold.journal.stores import open_reader, open_store
 from refold.journal.stores.sqlite_file import look_at
+from refold.journal.stores.sqlite_marks import Marks
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 from tests.kit.sqlite_pages import UNUSED, uses_of_bytes
@@ -99,7 +101,7 @@ def test_engines_in_threads_may_migrate_at_once(tmp_path: Path) -> None:
     assert not failed
 
 
-class TestWal:
+class TestAnEndThatIsGone:
     """A journal whose engine was killed: all that it wrote is in the WAL, and SQLite stops at the first frame that's wrong."""
 
     NUM_APPENDS = 4
@@ -113,7 +115,7 @@ class TestWal:
         head = store.open_stream()
         for _ in range(self.NUM_APPENDS):
             head = store.append("main", make_records(head, 1, cause="x" * 2500))
-        for suffix in ("", "-wal"):
+        for suffix in ("", "-wal", ".mark"):
             target.with_name(target.name + suffix).write_bytes(source.with_name(source.name + suffix).read_bytes())
         store.close()
         return target
@@ -122,8 +124,9 @@ class TestWal:
     def wal(self, left_behind: Path) -> Path:
         return left_behind.with_name(left_behind.name + "-wal")
 
-    def frame_bytes(self, path: Path) -> int:
-        return 24 + int.from_bytes(path.read_bytes()[16:18], "big")
+    @pytest.fixture
+    def mark(self, left_behind: Path) -> Path:
+        return left_behind.with_name(left_behind.name + ".mark")
 
     def position(self, path: Path) -> int:
         reader = open_reader(str(path))
@@ -132,63 +135,77 @@ class TestWal:
         finally:
             reader.close()
 
+    def is_missed(self, path: Path) -> None:
+        """Whoever verifies or goes on is told that records are gone."""
+        with pytest.raises(JournalCorrupt, match=f"records up to {self.NUM_APPENDS} were acknowledged") as caught:
+            self.position(path)
+        assert caught.value.kind == "truncated"
+        store = open_store(str(path))
+        with contextlib.closing(store), pytest.raises(JournalCorrupt, match="were acknowledged"):
+            store.open_stream()
+
     def test_an_undamaged_one_is_read_to_its_end(self, left_behind: Path) -> None:
         assert self.position(left_behind) == self.NUM_APPENDS
 
-    @pytest.mark.parametrize("frame", ["first", "last"])
-    @pytest.mark.parametrize("at", [0, 4, 9, 17, 23, 24, 500, 1047], ids=str)
-    def test_one_flipped_bit_is_damage_in_the_last_frame_too(
-        self, left_behind: Path, wal: Path, frame: str, at: int
-    ) -> None:
-        size = self.frame_bytes(left_behind)
+    @pytest.mark.parametrize("at", [0, 9, 17, 31, 40, 60, 700, -1, -500, -1030], ids=str)
+    def test_one_flipped_bit_in_the_wal_is_missed_wherever_it_is(self, left_behind: Path, wal: Path, at: int) -> None:
         content = bytearray(wal.read_bytes())
-        content[(32 if frame == "first" else len(content) - size) + at] ^= 4
+        content[at] ^= 4
         wal.write_bytes(content)
-        for open_it in (open_reader, open_store):
-            with pytest.raises(JournalCorrupt, match=r"one bit of its frame \d+ is flipped") as caught:
-                open_it(str(left_behind))
-            assert caught.value.kind == "truncated"
+        self.is_missed(left_behind)
 
-    @pytest.mark.parametrize("at", range(32))
-    def test_one_flipped_bit_of_the_header_is_damage(self, left_behind: Path, wal: Path, at: int) -> None:
-        content = bytearray(wal.read_bytes())
-        content[at] ^= 1 << at % 8
-        wal.write_bytes(content)
-        with pytest.raises(JournalCorrupt, match="one bit of its header is flipped"):
-            open_reader(str(left_behind))
+    @pytest.mark.parametrize("num_missing", [1, 100, 2000])
+    def test_a_shorter_wal_is_missed(self, left_behind: Path, wal: Path, num_missing: int) -> None:
+        wal.write_bytes(wal.read_bytes()[:-num_missing])
+        self.is_missed(left_behind)
 
-    def test_a_frame_of_which_much_is_wrong_is_damage_if_commits_follow(self, left_behind: Path, wal: Path) -> None:
-        content = bytearray(wal.read_bytes())
-        at = 32 + 2 * self.frame_bytes(left_behind) + 100
-        content[at : at + 64] = bytes(range(100, 164))
-        wal.write_bytes(content)
-        with pytest.raises(JournalCorrupt, match="its frame 3 is damaged, though committed ones follow"):
-            open_reader(str(left_behind))
+    def test_a_wal_that_is_gone_is_missed(self, left_behind: Path, wal: Path) -> None:
+        wal.unlink()
+        self.is_missed(left_behind)
 
-    def test_a_last_transaction_that_was_cut_short_is_what_a_crash_leaves(self, left_behind: Path, wal: Path) -> None:
-        content = wal.read_bytes()
-        for num_missing in (1, 100, self.frame_bytes(left_behind) + 1):
-            wal.write_bytes(content[:-num_missing])
-            assert self.position(left_behind) == self.NUM_APPENDS - 1
-
-    def test_a_last_frame_that_reached_the_disk_in_part_is_what_a_crash_leaves(
-        self, left_behind: Path, wal: Path
-    ) -> None:
-        content = bytearray(wal.read_bytes())
-        content[-600:] = bytes(600)
-        wal.write_bytes(content)
+    def test_a_last_transaction_that_nobody_was_told_of_is_not(self, left_behind: Path, wal: Path, mark: Path) -> None:
+        """The crash came before the mark moved: that's how a torn tail looks."""
+        wal.write_bytes(wal.read_bytes()[:-1])
+        reader = open_reader(str(left_behind))
+        before = reader.head()
+        reader.close()
+        mark.unlink()
+        Marks(left_behind).move(1, before)
         assert self.position(left_behind) == self.NUM_APPENDS - 1
 
-    def test_what_is_given_up_is_given_up_on_purpose(self, left_behind: Path, wal: Path) -> None:
-        content = bytearray(wal.read_bytes())
-        content[-100] ^= 1
-        wal.write_bytes(content)
-        with pytest.raises(JournalCorrupt, match="wal_checkpoint"):
-            open_reader(str(left_behind))
-        connection = sqlite3.connect(left_behind)
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        connection.close()
-        assert self.position(left_behind) == self.NUM_APPENDS - 1
+    def test_another_history_of_the_same_length_is_missed(self, left_behind: Path, mark: Path) -> None:
+        mark.unlink()
+        Marks(left_behind).move(1, Head(self.NUM_APPENDS, b"x" * 32, 1))
+        self.is_missed(left_behind)
+
+    @pytest.mark.parametrize("at", range(64, 124), ids=str)
+    def test_a_damaged_mark_is_no_mark(self, left_behind: Path, mark: Path, at: int) -> None:
+        content = bytearray(mark.read_bytes())
+        assert len(content) >= 120
+        content[at % len(content)] ^= 1 << at % 8
+        mark.write_bytes(content)
+        assert self.position(left_behind) == self.NUM_APPENDS
+
+    def test_who_removes_the_mark_goes_on_from_what_is_there(self, left_behind: Path, wal: Path, mark: Path) -> None:
+        wal.write_bytes(wal.read_bytes()[:-1])
+        mark.unlink()
+        store = open_store(str(left_behind))
+        with contextlib.closing(store):
+            head = store.open_stream()
+            assert store.append("main", make_records(head, 1)).position == self.NUM_APPENDS
+        assert self.position(left_behind) == self.NUM_APPENDS
+
+    def test_a_new_journal_in_the_place_of_a_removed_one_starts_without_marks(self, path: Path) -> None:
+        path.unlink()
+        migrations.ensure(str(path))
+        store = open_store(str(path))
+        with contextlib.closing(store):
+            assert store.open_stream().position == 0
+
+    def test_a_file_that_lost_even_its_tables_is_not_made_anew(self, path: Path) -> None:
+        path.write_bytes(b"")
+        with pytest.raises(JournalCorrupt, match="were acknowledged"):
+            migrations.ensure(str(path))
 
 
 def test_looking_at_the_wal_leaves_sqlites_own_locks_alone(tmp_path: Path) -> None:

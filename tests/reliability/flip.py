@@ -27,7 +27,7 @@ _NUM_RECORDS_LEFT_BEHIND = 12
 
 
 _LOCK = "the owner lock, which holds nothing while nobody has it"
-_MARK = "the mark, of which there are two, and which the journal's own end confirms"
+_MARK = "the mark, beside which the journal is whole"
 _LAID_OUT = "space laid out in advance"
 _NEWER = "a page of the file of which the WAL has a newer version"
 _MANY = {FREE_SPACE, OVERFLOW_TAIL, _LAID_OUT, _NEWER}  # gone on from now and then only
@@ -98,7 +98,7 @@ def _uses(path: Path) -> list[str]:
         return ["the WAL"] * size
     if path.suffix == ".lock" or path.name == "lock":
         return [_LOCK] * size
-    if path.name == "mark":
+    if path.name == "mark" or path.suffix == ".mark":
         return [_MARK] * size
     num_used = len(path.read_bytes().rstrip(b"\0"))
     return ["journal"] * num_used + [_LAID_OUT] * (size - num_used)

@@ -93,6 +93,7 @@ def _cut_connections(driver: Driver, tally: Tally, cuts: int, rng: random.Random
     proxy = CuttingProxy(f"{server().socket_folder}/.s.PGSQL.5432")
     with contextlib.closing(proxy):
         while cuts > 0:
+            proxy.arm(SENT, 1 << 60)
             place = driver.fresh(Path())
             options = place.url.rpartition("options=")[2]
             through = f"127.0.0.1:{proxy.port}/postgres?sslmode=disable&gssencmode=disable&options={options}"

@@ -1,0 +1,98 @@
+"""The mark: how far each stream was acknowledged, in a small file beside a SQLite journal.
+
+SQLite reads a WAL up to the first frame whose checksum is wrong and ignores the rest, without a word. That's right for a
+transaction that a crash cut short, and loses committed ones if it's damage; the journal's own head goes with them, so from
+inside nothing is missing. The mark is outside: before an append returns, it moves behind the records. If the journal ends
+before it, records that somebody was told of are gone.
+
+It's written without a sync, so it survives the death of the process and may lag after a power cut, but it never runs ahead:
+it moves after the commit. A slot that was torn has a wrong checksum and counts as not there. Nothing depends on the file: to
+remove it is to say that what is in the journal is all that counts, after an older copy was put in its place for example.
+"""
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from refold.journal.errors import JournalCorrupt
+from refold.journal.record import Head
+
+_MAGIC = b"RMK1"
+_SLOT = struct.Struct(">4sQQ32s")
+_CRC = struct.Struct(">I")
+_SLOT_BYTES = 64
+_MAX_STREAMS = 1 << 16
+
+
+def mark_file(journal: Path) -> Path:
+    """Where the marks of `journal` are."""
+    real = Path(os.path.realpath(journal))
+    return real.with_name(real.name + ".mark")
+
+
+class Marks:
+    """The writer's hand on the marks of one journal."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, journal: Path) -> None:
+        self._path = mark_file(journal)
+        self._fd = -1
+
+    def move(self, stream_id: int, head: Head) -> None:
+        """All of the stream before `head` is acknowledged. A full disk keeps the mark where it was."""
+        if not 0 <= stream_id < _MAX_STREAMS:
+            return
+        slot = _SLOT.pack(_MAGIC, stream_id, head.position, head.hash)
+        with contextlib.suppress(OSError):
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.pwrite(self._fd, slot + _CRC.pack(zlib.crc32(slot)), stream_id * _SLOT_BYTES)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def marks_of(journal: Path) -> dict[int, tuple[int, bytes]]:
+    """The acknowledged position, and the hash before it, of each stream id that has a mark."""
+    try:
+        content = mark_file(journal).read_bytes()
+    except OSError:
+        return {}
+    marks = {}
+    for at in range(0, len(content) - _SLOT.size - _CRC.size + 1, _SLOT_BYTES):
+        slot = content[at : at + _SLOT.size]
+        magic, stream_id, position, digest = _SLOT.unpack(slot)
+        is_whole = _CRC.unpack_from(content, at + _SLOT.size) == (zlib.crc32(slot),)
+        if magic == _MAGIC and is_whole and at == stream_id * _SLOT_BYTES:
+            marks[stream_id] = (position, digest)
+    return marks
+
+
+def check_marks(journal: Path, marks: Mapping[int, tuple[int, bytes]], heads: Mapping[int, tuple[int, bytes]]) -> None:
+    """No stream ends before its mark. `heads`, by stream id, were read after `marks`.
+
+    Raises:
+        JournalCorrupt: one does; kind `truncated`.
+    """
+    for stream_id, (acknowledged, digest) in marks.items():
+        position, found = heads.get(stream_id, (0, b""))
+        if position < acknowledged or (position == acknowledged and found != digest):
+            raise JournalCorrupt(
+                f"{journal} ends at {position}, but records up to {acknowledged} were acknowledged here: its end was lost "
+                f"or an older copy took its place; restore a newer one, or remove {mark_file(journal)} to go on from there",
+                position=position,
+                kind="truncated",
+            )
+
+
+def forget_marks(journal: Path) -> None:
+    """There's no journal any more, or a new one."""
+    with contextlib.suppress(OSError):
+        mark_file(journal).unlink()
