@@ -187,8 +187,19 @@ def test_a_program_that_is_not_there_is_lost() -> None:
         ProcessWorker(config_for(), command=["/nowhere/python"])
 
 
+PARENT = """
+import time
+from refold.gpu.process import ProcessWorker
+from refold.journal.events import EngineConfig
+names = ("max_model_len", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens")
+config = EngineConfig(model="simulated", model_fingerprint="", vocab_size=9, eos_token_ids=(), **dict.fromkeys(names, 8))
+print(ProcessWorker(config).pid, flush=True)
+time.sleep(60)
+"""
+
+
 def test_it_ends_when_its_engine_is_killed() -> None:
-    with subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True) as engine:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as engine:
         assert engine.stdout is not None
         pid = int(engine.stdout.readline())
         assert not is_gone(pid)
@@ -197,8 +208,3 @@ def test_it_ends_when_its_engine_is_killed() -> None:
     while not is_gone(pid):
         assert time.monotonic() < deadline, "an orphan"
         time.sleep(0.05)
-
-
-if __name__ == "__main__":
-    print(ProcessWorker(config_for()).pid, flush=True)
-    time.sleep(60)

@@ -132,7 +132,7 @@ def _small_file_system(driver: Driver, folder: Path, tally: Tally) -> None:
         tally.seen["records until a real file system was full"] += acknowledged
         tally.cycles += 1
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a reader of the full disk may still be closing
 
 
 def _fill(place: Place) -> int:
