@@ -21,6 +21,7 @@ from tests.reliability.history import next_records
 from tests.reliability.judge import Tally, goes_on, judge
 
 _SLACK_S = 3.0
+_AT_ONCE = 12
 HOLDS_S = (1.0, 10.0)
 
 
@@ -108,7 +109,7 @@ def campaign(driver: Driver, scale: float, seed: int) -> Tally | None:
     holds = HOLDS_S if scale >= 1 else HOLDS_S[:1]
     sites = list(SITES) if scale >= 1 else ["take over", "append", "read"]
     cases = [(site, locker, hold_s) for hold_s in holds for locker in driver.lockers for site in sites]
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(cases)) as pool:
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(_AT_ONCE) as pool:
         places = [driver.fresh(Path(name, str(number))) for number in range(len(cases))]
         jobs = [pool.submit(one, driver, place, *case, tally) for place, case in zip(places, cases, strict=True)]
         for job in jobs:
