@@ -18,7 +18,7 @@ from refold.journal.events import (
 from refold.projections.requests import FINISHED, RUNNING, Request
 from refold.scheduler.admission import num_blocks_at_most
 from refold.scheduler.commands import CloseEngine, LoseWorker, OpenEngine, StartWorker
-from refold.scheduler.sessions import context_at_most
+from refold.scheduler.sessions import turns_at_most
 from refold.scheduler.state import State
 
 MAX_TENANT_WEIGHT = 1 << 20
@@ -67,11 +67,10 @@ def _can_hold(request: Request, config: EngineConfig) -> bool:
         return False
     if longest_media > min(config.encoder_budget_tokens, config.encoder_cache_tokens):
         return False
-    prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
-    if request.chunks:
-        max_tokens = request.chunks[-1].sampling.max_tokens
-        prompt = context_at_most(request, config) - max_tokens
-    return prompt < config.max_model_len and num_blocks_at_most(prompt, max_tokens, config) <= config.num_blocks
+    return all(
+        prompt < config.max_model_len and num_blocks_at_most(prompt, max_tokens, config) <= config.num_blocks
+        for prompt, max_tokens in turns_at_most(request, config)
+    )
 
 
 def close_engine(state: State, command: CloseEngine) -> list[Event]:

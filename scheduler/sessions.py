@@ -43,16 +43,25 @@ def _check_room(state: State, request: Request, command: ExtendSession) -> None:
 
 
 def context_at_most(request: Request, config: EngineConfig) -> int:
-    """Tokens that a session's context can come to when its turn and all that is queued have ended.
+    """Tokens that a session's context can come to when its turn and all that is queued have ended."""
+    turns = turns_at_most(request, config)
+    return min(sum(turns[-1]), config.max_model_len) if turns else len(request.tokens)
 
-    Each chunk takes the place of the last token before it.
+
+def turns_at_most(request: Request, config: EngineConfig) -> list[tuple[int, int]]:
+    """Tokens of prompt, at the most, and `max_tokens`: of the turn that it is in, if it is in one, and of each that is queued.
+
+    A chunk takes the place of the last token before it.
     """
+    turns: list[tuple[int, int]] = []
     context = len(request.tokens)
     if request.status is not IDLE:
-        context = max(context, min(request.num_prompt_tokens + request.sampling.max_tokens, config.max_model_len))
+        turns.append((request.num_prompt_tokens, request.sampling.max_tokens))
+        context = min(sum(turns[-1]), config.max_model_len)
     for chunk in request.chunks:
-        context = min(context - 1 + len(chunk.token_ids) + chunk.sampling.max_tokens, config.max_model_len)
-    return context
+        turns.append((context - 1 + len(chunk.token_ids), chunk.sampling.max_tokens))
+        context = min(sum(turns[-1]), config.max_model_len)
+    return turns
 
 
 def close_session(state: State, command: CloseSession) -> list[Event]:
