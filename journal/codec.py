@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from refold.journal.content import NO_CONTENT, Column, ContentMismatch, StoredEvents, put_back, take_out
+from refold.journal.content import (
+    NO_CONTENT,
+    Column,
+    ContentMismatch,
+    PlainEvents,
+    StoredEvents,
+    is_plain,
+    put_back,
+    take_out,
+)
 from refold.journal.errors import JournalCorrupt, SchemaTooNew
 from refold.journal.events import SCHEMA_VERSION, Event
 from refold.journal.record import Record
@@ -18,6 +27,7 @@ from refold.journal.upcasters import upcast
 
 _ENCODER = msgspec.json.Encoder()
 _BODY = msgspec.json.Decoder(StoredEvents)
+_PLAIN = msgspec.json.Decoder(PlainEvents)
 _WHOLE_CONTENT = msgspec.json.Decoder(list[list[int] | str])
 _CONTENT = msgspec.json.Decoder(list[Column])
 
@@ -60,11 +70,21 @@ def decode(record: Record) -> list[Event]:
     try:
         if record.schema_version < SCHEMA_VERSION:
             body, content = upcast(record.schema_version, body, content)
-        return put_back(_BODY.decode(body), columns_of(content), record.position)
+        events = _plain(body) if content == NO_CONTENT else None
+        return put_back(_BODY.decode(body), columns_of(content), record.position) if events is None else events
     except (msgspec.DecodeError, UnicodeDecodeError, ContentMismatch) as error:
         raise JournalCorrupt(
             f"record {record.position} holds no list of events: {error}", position=record.position, kind="undecodable"
         ) from error
+
+
+def _plain(body: bytes) -> list[Event] | None:
+    """The short way for a body from which nothing was taken, as most steps'; None if it takes the long one."""
+    try:
+        events: list[Event] = _PLAIN.decode(body)
+    except msgspec.ValidationError:
+        return None
+    return events if is_plain(events) else None
 
 
 def stored_events(record: Record) -> list[Any]:

@@ -199,13 +199,12 @@ def _drafts(stored: list[TakenDrafts], columns: _Columns) -> list[Drafts]:
     return [Drafts(entry=d.entry, token_ids=[next(tokens) for _ in range(d.token_ids)]) for d in stored]
 
 
-def _restorer(stored_form: type[msgspec.Struct], event_type: type[Event], field: str) -> _Restore:
-    names = stored_form.__struct_fields__
+def _restorer(event_type: type[Event], field: str) -> _Restore:
     special: dict[str, Callable[[Any, _Columns], Any]] = {"drafts": _drafts, "digest": _text}
     column_of = special.get(field, _tokens)
 
     def restore(stored: Any, columns: _Columns) -> Event:
-        values = {name: getattr(stored, name) for name in names}
+        values = msgspec.structs.asdict(stored)
         values[field] = column_of(values[field], columns)
         return event_type(**values)
 
@@ -213,8 +212,16 @@ def _restorer(stored_form: type[msgspec.Struct], event_type: type[Event], field:
 
 
 _STORED = {event_type: _stored_form(event_type, field) for event_type, field in TAKEN.items()}
-_RESTORE = {form: _restorer(form, event_type, TAKEN[event_type]) for event_type, form in _STORED.items()}
+_RESTORE = {form: _restorer(event_type, TAKEN[event_type]) for event_type, form in _STORED.items()}
 _FIELD_OF_STORED = {_STORED[event_type]: field for event_type, field in TAKEN.items()}
 _FORMS = [_STORED.get(event_type, event_type) for event_type in EVENT_TYPES]
 StoredEvents: Any = GenericAlias(list, (reduce(or_, _FORMS),))
 """The type of a body: what a decoder of it needs to know."""
+
+PlainEvents: Any = GenericAlias(list, (reduce(or_, [e for e in EVENT_TYPES if e not in TAKEN or e is StepScheduled]),))
+"""The type of a body from which nothing was taken, of most records without content: it needs no putting back."""
+
+
+def is_plain(events: Sequence[Event]) -> bool:
+    """Whether `PlainEvents` were stored with all that they say: only drafts could have been taken out of them."""
+    return not any(type(event) is StepScheduled and event.drafts for event in events)
