@@ -23,6 +23,7 @@ def judge_plan(state: State, events: Sequence[Event]) -> None:
         report = stall_report(state)
         must(not report.is_wedged, "stall", report)
     if taken:
+        _judge_reclaims(state, step, events)
         _judge_need(state, step, events)
     must(
         step is None or not step.admissions or all(e.reason != "kv_pressure" for e in events[:-1]),
@@ -30,6 +31,18 @@ def judge_plan(state: State, events: Sequence[Event]) -> None:
         "somebody comes in with the step for which another gave way",
     )
     _judge_diligence(state, step, taken)
+
+
+def _judge_reclaims(state: State, step: StepScheduled | None, events: Sequence[Event]) -> None:
+    """Sessions that wait give their blocks up after those that are idle, but for those that a newcomer shares."""
+    shared = {block for admission in (step.admissions if step else ()) for block in admission.hit_block_ids}
+    idle = {r.handle for r in state.queues.idle if r.block_ids and shared.isdisjoint(r.block_ids)}
+    for event in events:
+        if type(event) is not RequestPreempted or event.reason != "session_reclaimed":
+            continue
+        waits = state.requests.by_handle[event.handle].status is WAITING
+        must(not waits or not idle, "preemption", event.handle, "waits and gives way, idle sessions hold blocks:", idle)
+        idle.discard(event.handle)
 
 
 def _judge_need(state: State, step: StepScheduled | None, events: Sequence[Event]) -> None:
