@@ -6,8 +6,6 @@ so that a hash that leaves something out is found out by the first request that 
 once, when its hash is first seen; the account of a request that has ended is let go at the next check.
 """
 
-import hashlib
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,68 +24,11 @@ from refold.journal.events import (
     StepScheduled,
     WorkerLost,
 )
-from refold.projections.requests import Request, block_hash, media_identity, root_hash
+from refold.projections.requests import Request
+from refold.scheduler.lawbook_accounts import Account, Written
 from refold.scheduler.laws import broken, check_state
 from refold.scheduler.redaction import owners_of_known
 from refold.scheduler.state import State, digest
-
-
-class _Account:
-    """What the journal told about one request: its context now, and all that it was given."""
-
-    __slots__ = ("chunks", "context", "hashes", "identities", "is_idle", "outputs", "submitted", "turn_start")
-
-    def __init__(self, event: RequestSubmitted) -> None:
-        self.submitted = event
-        self.context = list(event.prompt_token_ids)
-        self.turn_start = len(self.context)
-        self.outputs: list[int] = []
-        self.hashes: list[bytes] = []
-        self.identities: list[bytes] = []
-        self.chunks: deque[list[int]] = deque()
-        self.is_idle = False
-
-    def let_go(self) -> None:
-        """The request has ended and what it published is proved: only its outputs are still of use."""
-        self.context = []
-        self.chunks.clear()
-        self.forget_chain()
-
-    def forget_chain(self) -> None:
-        """The context has changed, or is cut into other blocks."""
-        self.hashes.clear()
-        self.identities.clear()
-
-    def chain(self, index: int, size: int) -> tuple[bytes, bytes]:
-        """The hash that block `index` must have, and the identity of its content. What was hashed isn't hashed again."""
-        event = self.submitted
-        del self.hashes[len(self.context) // size :], self.identities[len(self.context) // size :]
-        for i in range(len(self.hashes), index + 1):
-            tokens = self.context[i * size : (i + 1) * size]
-            packed = b"".join(t.to_bytes(8, "little", signed=True) for t in tokens)
-            media = media_identity(event.media, i * size, size) if event.media else b""
-            parent = self.hashes[i - 1] if i else root_hash(event.cache_salt, event.adapter)
-            self.hashes.append(block_hash(parent, packed, media))
-            inside = [
-                (m.digest, m.num_tokens, m.start - i * size)
-                for m in event.media
-                if m.start < (i + 1) * size and m.start + m.num_tokens > i * size
-            ]
-            before = self.identities[i - 1] if i else repr((event.cache_salt, event.adapter)).encode()
-            content = before + repr((tokens, inside)).encode()
-            self.identities.append(hashlib.blake2b(content, digest_size=16).digest())
-        return self.hashes[index], self.identities[index]
-
-
-class _Written:
-    """Who writes a block, as which block of its table, and which places are written: a bit each."""
-
-    __slots__ = ("handle", "index", "places")
-
-    def __init__(self, handle: int, index: int) -> None:
-        self.handle = handle
-        self.index = index
-        self.places = 0
 
 
 class LawBook:
@@ -105,10 +46,10 @@ class LawBook:
         self._unresolved: dict[int, list[int]] = {}
         self._writing: dict[int, set[int]] = {}
         self._next_step = 0
-        self._accounts: dict[int, _Account] = {}
+        self._accounts: dict[int, Account] = {}
         self._finished: set[int] = set()
-        self._ended_since_check: list[_Account] = []
-        self._content: dict[int, _Written] = {}
+        self._ended_since_check: list[Account] = []
+        self._content: dict[int, Written] = {}
         self._proved: dict[bytes, int] = {}
         self._proved_hashes: dict[int, bytes] = {}
         self._identities: dict[int, bytes] = {}
@@ -170,7 +111,7 @@ class LawBook:
     def _submitted(self, state: State, event: RequestSubmitted) -> None:  # noqa: ARG002
         if event.handle in self._accounts:
             raise broken("L9", f"handle {event.handle} was used before")
-        self._accounts[event.handle] = _Account(event)
+        self._accounts[event.handle] = Account(event)
 
     def _extended(self, state: State, event: SessionExtended) -> None:
         account = self._accounts[event.handle]
@@ -188,7 +129,7 @@ class LawBook:
         if account.chunks:
             self._begin_turn(state, account)
 
-    def _begin_turn(self, state: State, account: "_Account") -> None:
+    def _begin_turn(self, state: State, account: Account) -> None:
         account.is_idle = False
         del account.context[-1]
         account.forget_chain()
@@ -222,8 +163,20 @@ class LawBook:
         self._check_taken(event)
         again, size, by_handle = state.config.speculation != "off", state.pool.block_size, state.requests.by_handle
         writing = self._writing[event.step] = set()
+        contents = self._content
         for handle, n, first in zip(event.handles, event.num_tokens, event.first_positions, strict=True):
-            self._write(by_handle[handle], first, first + n, size, writing, again=again)
+            request, index = by_handle[handle], first // size
+            if (
+                n == 1 and index < len(request.block_ids) and not again
+            ):  # the steady decode, where it is most of the work
+                content = contents.get(request.block_ids[index])
+                place = 1 << (first - index * size)
+                is_own = content is not None and content.handle == handle and content.index == index
+                if content is not None and is_own and not content.places & place:
+                    content.places |= place
+                    writing.add(request.block_ids[index])
+                    continue
+            self._write(request, first, first + n, size, writing, again=again)
         for admission in event.admissions if not state.unknown else ():
             self._check_shared(event.handles[admission.entry], admission.hit_block_ids, size)
 
@@ -262,7 +215,7 @@ class LawBook:
             block = request.block_ids[index]
             content = self._content.get(block)
             if content is None:
-                content = self._content[block] = _Written(request.handle, index)
+                content = self._content[block] = Written(request.handle, index)
             places = ((1 << (stop - start)) - 1) << (start - index * size)
             mine = content.handle == request.handle and content.index == index
             if not mine or (content.places & places and not again):
@@ -274,8 +227,11 @@ class LawBook:
             start = stop
 
     def _delivered(self, state: State, event: OutputDelivered) -> None:
-        counts = event.counts or [1] * len(event.handles)
         self._settle(event.step, event.handles)
+        if not event.counts and state.config.speculation == "off":
+            self._delivered_one_each(state, event)
+            return
+        counts = event.counts or [1] * len(event.handles)
         offset = 0
         for handle, count, index in zip(event.handles, counts, event.first_output_indices, strict=True):
             self._append(handle, event.token_ids[offset : offset + count], index)
@@ -283,6 +239,18 @@ class LawBook:
             self._check_context(state, handle)
             if count and state.config.speculation != "off":
                 self._settle_places(state, handle, count)
+
+    def _delivered_one_each(self, state: State, event: OutputDelivered) -> None:
+        """The same, of a steady decode."""
+        accounts, finished, by_handle = self._accounts, self._finished, state.requests.by_handle
+        for handle, token, index in zip(event.handles, event.token_ids, event.first_output_indices, strict=True):
+            account = accounts[handle]
+            if index != len(account.outputs) or handle in finished:
+                self._append(handle, [token], index)
+            account.context.append(token)
+            account.outputs.append(token)
+            if len(by_handle[handle].tokens) != len(account.context):
+                self._check_context(state, handle)
 
     def _settle_places(self, state: State, handle: int, count: int) -> None:
         """What was rejected is not written: of this request, all but the last known token is, and that one if it is in flight."""
@@ -310,7 +278,9 @@ class LawBook:
         oldest = min(self._unresolved, default=-1)
         if step != oldest:
             raise broken("L1", f"output of step {step}, {oldest} is the oldest in flight")
-        for handle in handles:
+        if self._unresolved[step] == handles:
+            self._unresolved[step] = []
+        for handle in handles if self._unresolved[step] else ():
             if handle not in self._unresolved[step]:
                 raise broken("L1", f"handle {handle} resolved twice in step {step}")
             self._unresolved[step].remove(handle)

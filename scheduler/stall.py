@@ -26,7 +26,7 @@ WaitReason = Literal[
     "turn",
 ]
 
-_WORDS: dict[WaitReason, str] = {
+WAIT_WORDS: dict[WaitReason, str] = {
     "worker": "a worker to start",
     "pause": "the engine to be resumed",
     "grammar": "its grammar",
@@ -70,7 +70,7 @@ class StallReport(NamedTuple):
     def __str__(self) -> str:
         """One line."""
         waits = "; ".join(
-            f"{w.request_id!r} waits for {_WORDS[w.reason]}"
+            f"{w.request_id!r} waits for {WAIT_WORDS[w.reason]}"
             + (f" ({w.needed_blocks} needed)" if w.reason in ("blocks", "fence") else "")
             for w in self.waiters[:8]
         )
@@ -83,10 +83,10 @@ class StallReport(NamedTuple):
         )
 
 
-def stall_report(state: State) -> StallReport:
-    """Why each live request isn't scheduled in the next step."""
+def stall_report(state: State, *, heed_window: bool = True) -> StallReport:
+    """Why each live request isn't scheduled in the next step; without `heed_window`, as if the window always had room."""
     pool, queues = state.pool, state.queues
-    full = len(state.window.in_flight) >= state.config.max_in_flight_steps
+    full = heed_window and len(state.window.in_flight) >= state.config.max_in_flight_steps
     waiters = [_waiter(state, r, _why_running(state, r, full)) for r in queues.running]
     blocked = False
     for request in queues.waiting:

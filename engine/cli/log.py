@@ -20,8 +20,10 @@ from refold.engine.cli.console import (
     write,
 )
 from refold.engine.cli.failures import NOT_SO, Complaint, damaged
+from refold.engine.cli.times import TIME
 from refold.engine.history.plain import listed
 from refold.engine.history.relations import Names, handles_of, steps_of
+from refold.engine.history.times import position_of_time
 from refold.engine.history.words import sentence
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
@@ -35,6 +37,7 @@ EXAMPLES = """Examples:
   refold log -n 20 --follow                      the last 20, then what happens next
   refold log --request req-1 run.db              what happened to one request
   refold log --kind RequestPreempted,WorkerLost
+  refold log --after 2026-09-21T14:14:30Z --before 2026-09-21T14:14:31Z
   refold log --json | jq 'select(.event.type == "RequestFinished")'"""
 
 _POLL_S = 0.2
@@ -80,6 +83,8 @@ EVERYTHING = Wanted(None, None, None)
 @click.option("--kind", multiple=True, metavar="KIND[,KIND]", help="Only these kinds of event.")
 @click.option("--since", type=_POSITION, default=0, metavar="POS", help="From this position on.")
 @click.option("--until", type=_POSITION, metavar="POS", help="Up to this position, included.")
+@click.option("--after", type=TIME, metavar="TIME", help="Not before this time, e.g. 2026-09-21T14:14:30Z.")
+@click.option("--before", type=TIME, metavar="TIME", help="Not after this time.")
 @click.option("-n", "--limit", type=_POSITION, metavar="N", help="Only the last N of these.")
 @click.option("--reverse", is_flag=True, help="The newest first.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until interrupted.")
@@ -91,6 +96,8 @@ def command(
     kind: tuple[str, ...],
     since: int,
     until: int | None,
+    after: int | None,
+    before: int | None,
     limit: int | None,
     reverse: bool,
     follow: bool,
@@ -101,15 +108,16 @@ def command(
 
     With --json: the events as they are recorded, each with its position, its index within the record, and its time.
     """
-    if follow and (reverse or until is not None):
+    if follow and (reverse or until is not None or before is not None):
         raise click.UsageError(
-            "--follow goes on for ever: leave out --reverse and --until", click.get_current_context()
+            "--follow goes on for ever: leave out --reverse, --until and --before", click.get_current_context()
         )
     wanted = Wanted(request_id, step, _kinds(kind))
     stop = None if until is None else until + 1
     names = Names()
     show = _json_line if as_json else _words_line(names)
     with reading(journal) as reader:
+        since, stop = _within(reader, since, stop, after, before)
         walk = Walk(reader, names, wanted)
         end = walk.end if stop is None else min(stop, walk.end)
         if limit is not None and wanted == EVERYTHING:
@@ -129,6 +137,18 @@ def command(
             raise unknown_request(request_id, names)
         if end == walk.end:
             tell_if_cut(journal, end - 1, is_open=walk.is_open)
+
+
+def _within(
+    reader: JournalReader, since: int, stop: int | None, after: int | None, before: int | None
+) -> tuple[int, int | None]:
+    """The range of positions, cut to the records between two times."""
+    if after is not None:
+        since = max(since, position_of_time(reader, after - 1) + 1)
+    if before is not None:
+        end = position_of_time(reader, before) + 1
+        stop = end if stop is None else min(stop, end)
+    return since, stop
 
 
 def unknown_request(request_id: str, names: Names) -> Complaint:

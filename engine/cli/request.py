@@ -22,17 +22,21 @@ from refold.engine.cli.console import (
 )
 from refold.engine.cli.failures import UNREADABLE, Complaint, damage_hint, damaged
 from refold.engine.cli.log import unknown_request
+from refold.engine.cli.progress import bar
 from refold.engine.history.life import Life, LifeStory
 from refold.engine.history.plain import count, safe, safe_text
 from refold.engine.history.replay import Contradiction, replay
+from refold.engine.history.waits import Wait, Waits, by_reason
 from refold.engine.history.words import sampling_in_words
 from refold.journal.errors import JournalCorrupt, RefoldError
 from refold.journal.store import JournalReader
+from refold.scheduler.stall import WAIT_WORDS
 
 EXAMPLES = """Examples:
   refold request req-1                 the life of req-1 in ./refold.db
   refold request req-1 run.db --json   the same as data
-  refold log --request req-1           every event that names it"""
+  refold log --request req-1           every event that names it
+  refold why req-1                     the causes of each delay"""
 
 
 @verb("request", EXAMPLES)
@@ -45,30 +49,38 @@ def command(request_id: str, as_json: bool, journal: str) -> None:
     When it was admitted, what preempted it and for whom, what became of its tokens in flight, and how long everything
     took. The request may have outlived its engine.
     """
-    story = LifeStory(request_id)
+    story, waits = LifeStory(request_id), list[Wait]()
     with reading(journal) as reader:
-        broken = _follow(story, reader)
+        broken = _follow(story, reader, waits)
     if story.life is None:
         raise unknown_request(request_id, story.names) if broken is None else damaged(broken, journal)
     text = text_of(story.life)
     if as_json:
-        write_json({"schema": "refold.request/1", **msgspec.to_builtins(story.life), "text": text})
+        told = msgspec.to_builtins(story.life)
+        write_json({"schema": "refold.request/1", **told, "waited_ns": by_reason(waits), "text": text})
     else:
-        _tell(story, text)
+        _tell(story, text, waits)
     if broken is not None:
         line = f"the life above is told up to record {broken.position - 1}, the last that is sound: {broken}"
         raise Complaint(line, damage_hint(broken, journal), UNREADABLE) from broken
     tell_if_cut(journal, story.position, is_open=story.is_open)
 
 
-def _follow(story: LifeStory, reader: JournalReader) -> JournalCorrupt | Contradiction | None:
+def _follow(story: LifeStory, reader: JournalReader, waits: list[Wait]) -> JournalCorrupt | Contradiction | None:
     """Follow the journal as far as it can be read; the error that ended it early, if one did."""
+    follower, head, broken = Waits(story.request_id), reader.head(), None
     try:
-        for record, events, _ in replay(reader, expect=reader.head()):
-            story.observe(record, events)
+        with bar("reading", head.position, "records") as progress:
+            for record, events, state in replay(reader, expect=head):
+                story.observe(record, events)
+                waits += follower.observe(record, events, state)
+                progress.advance()
     except (JournalCorrupt, Contradiction) as error:
-        return error
-    return None
+        broken = error
+    waits += follower.rest()
+    if story.life is not None:
+        waits[:] = [wait for wait in waits if wait.handle == story.life.handle]
+    return broken
 
 
 def text_of(life: Life) -> str | None:
@@ -82,7 +94,7 @@ def text_of(life: Life) -> str | None:
         return None
 
 
-def _tell(story: LifeStory, text: str | None) -> None:
+def _tell(story: LifeStory, text: str | None, waits: list[Wait]) -> None:
     life = story.life
     assert life is not None
     paint = painter(sys.stdout)
@@ -102,6 +114,9 @@ def _tell(story: LifeStory, text: str | None) -> None:
     write("")
     for line in _latencies(life):
         write(line)
+    for reason, spent in by_reason(waits).items():
+        if spent:
+            write(f"{'waited':<20}{duration(spent)} for {WAIT_WORDS[reason]}")
     if life.is_redacted:
         write(f"{'output':<20}erased")
         return

@@ -13,18 +13,23 @@ from refold.engine.cli.console import (
     rich_console,
     tell_if_cut,
     verb,
+    write,
     write_json,
 )
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damage_hint, damaged
+from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.typed import typed
 from refold.engine.history.plain import count, listed, safe
 from refold.engine.history.portrait import portrait
 from refold.engine.history.replay import Contradiction, Replayed, state_at
+from refold.engine.history.timeline import Timeline
 from refold.journal.errors import JournalCorrupt, NotFound
 
 EXAMPLES = """Examples:
   refold show                     the state after the last record of ./refold.db
   refold show --at 812            the state after record 812
+  refold show --at step:40        when step 40 was planned
+  refold show --at 812 --against 800
   refold show --at 812 --json | jq '.requests[] | select(.num_stale_output_tokens > 0)'"""
 
 # Column title -> key in the portrait of a request, in the order shown. Which blocks they are is in the JSON.
@@ -48,11 +53,12 @@ _TABLE_WIDTH = 112
 
 @verb("show", EXAMPLES)
 @click.option(
-    "--at", type=click.IntRange(0), metavar="POS", help="After the record at this position; the last one without."
+    "--at", type=PLACE, metavar="PLACE", help="A position, step:N, or time:YYYY-MM-DDTHH:MM:SSZ; the end without."
 )
+@click.option("--against", type=PLACE, metavar="PLACE", help="Show what differs from the state there.")
 @json_option
 @journal_argument
-def command(at: int | None, as_json: bool, journal: str) -> None:
+def command(at: Place | None, against: Place | None, as_json: bool, journal: str) -> None:
     """Fold the journal up to and including a position, and show the engine's state there.
 
     Each live request is shown with all its counters, in tokens; the pool in blocks; the digest is what any other replay
@@ -60,8 +66,17 @@ def command(at: int | None, as_json: bool, journal: str) -> None:
     """
     broken = None
     with reading(journal) as reader:
+        timeline = Timeline(reader)
         try:
-            replayed = state_at(reader, at)
+            if against is not None:
+                _compare(
+                    timeline,
+                    position_of(timeline, against, journal),
+                    position_of(timeline, at, journal),
+                    as_json=as_json,
+                )
+                return
+            replayed = state_at(reader, None if at is None else position_of(timeline, at, journal))
         except NotFound as error:
             last = typed("log", journal, options=("-n", 1))
             raise Complaint(str(error), f"`{last}` shows the last record", NOT_SO) from error
@@ -75,6 +90,18 @@ def command(at: int | None, as_json: bool, journal: str) -> None:
         raise Complaint(line, damage_hint(broken, journal), UNREADABLE) from broken
     if replayed is not None and at is None:
         tell_if_cut(journal, replayed.record.position, is_open=replayed.state.is_open)
+
+
+def _compare(timeline: Timeline, before: int, after: int, *, as_json: bool) -> None:
+    """What differs between two states."""
+    found = timeline.diff(before, after)
+    if as_json:
+        rows = [difference.plain() for difference in found]
+        write_json({"schema": "refold.show/1", "position": after, "against": before, "differences": rows})
+        return
+    write(f"from record {before} to record {after}")
+    for difference in found:
+        write(f"  {difference.words()}")
 
 
 def _show(replayed: Replayed | None, as_json: bool) -> None:

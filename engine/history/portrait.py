@@ -17,8 +17,8 @@ def portrait(state: State) -> dict[str, Any]:
         "next_step": state.window.next_step,
         "running": [r.request_id for r in state.queues.running],
         "waiting": [r.request_id for r in state.queues.waiting],
-        "requests": [_request(r) for r in state.requests.by_handle.values()],
-        "pool": _pool(state),
+        "requests": [request_portrait(r) for r in state.requests.by_handle.values()],
+        "pool": pool_portrait(state),
         "encoder_cache": {"num_used": state.encoder.used, "capacity": state.encoder.capacity},
         "digest": digest(state),
     }
@@ -46,7 +46,8 @@ def _step(state: State, step: InFlightStep) -> dict[str, Any]:
     }
 
 
-def _request(r: Request) -> dict[str, Any]:
+def request_portrait(r: Request) -> dict[str, Any]:
+    """One request's counters, in tokens where they don't say otherwise."""
     return {
         "request_id": r.request_id,
         "handle": r.handle,
@@ -73,7 +74,8 @@ def _request(r: Request) -> dict[str, Any]:
     }
 
 
-def _pool(state: State) -> dict[str, Any]:
+def pool_portrait(state: State) -> dict[str, Any]:
+    """The pool's counts, in blocks."""
     pool = state.pool
     return {
         "num_blocks": pool.num_blocks,

@@ -5,10 +5,11 @@
 There is one fold, and this is it again: the state here is the state that the engine had at that position.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from refold.engine.folding import Base, beginning, nearest
+from refold.engine.history.causes import Cause, cause_of_law, cause_of_refusal, class_of_law
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
 from refold.journal.events import Event
@@ -25,14 +26,16 @@ class Contradiction(InvariantViolation):
     Attributes:
         position: of the record.
         index: of the event in its record.
-        law: the law that is broken; `fold` if the fold itself refuses the event.
+        law: the law that is broken; `fold` if the fold itself refuses the event, `L12` if today's code decides otherwise.
+        cause: the class of the fault, see `refold.engine.history.causes`.
     """
 
-    def __init__(self, message: str, *, position: int, index: int, law: str) -> None:
+    def __init__(self, message: str, *, position: int, index: int, law: str, cause: Cause | None = None) -> None:
         super().__init__(message)
         self.position = position
         self.index = index
         self.law = law
+        self.cause = cause or class_of_law(law)
 
 
 class Replayed(NamedTuple):
@@ -49,10 +52,12 @@ def replay(
     stop: int | None = None,
     base: Base | None = None,
     expect: Head | None = None,
+    before: Callable[[Record, list[Event], State], object] | None = None,
 ) -> Iterator[Replayed]:
     """Fold records up to position `stop` (exclusive), each after its place in the hash chain was checked.
 
-    From the first one on, or from `base` on, whose state then changes. `expect` is a head that they must reach.
+    From the first one on, or from `base` on, whose state then changes. `expect` is a head that they must reach. `before` is called
+    with each record and the state that it is about to change.
 
     Raises:
         JournalCorrupt: a record doesn't follow from the one before.
@@ -61,6 +66,8 @@ def replay(
     (state, *_), head = base or beginning()
     for record in verified(reader.read(stream, head.position, stop), head, expect, is_whole=stop is None):
         events = decode(record)
+        if before is not None:
+            before(record, events, state)
         for index, event in enumerate(events):
             fold_event(state, event, record.position, index)
         yield Replayed(record, events, state)
@@ -76,12 +83,23 @@ def fold_event(state: State, event: Event, position: int, index: int) -> None:
         fold(state, event)
     except Exception as error:
         detail = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        cause = _cause(state, event)
         raise Contradiction(
-            f"{type(event).__name__} (event {index} of record {position}) does not fit the state before it: {detail}",
+            f"{type(event).__name__} (event {index} of record {position}) does not fit the state before it: {detail}"
+            + (f"; {cause.words}" if cause.words else ""),
             position=position,
             index=index,
             law="fold",
+            cause=cause,
         ) from error
+
+
+def _cause(state: State, event: Event) -> Cause:
+    """The class of a refusal. The refused event may have changed some of the state already: no second error from that."""
+    try:
+        return cause_of_refusal(state, event)
+    except (LookupError, TypeError, ValueError):
+        return cause_of_law("fold", event)
 
 
 def state_at(reader: JournalReader, position: int | None = None, stream: str = DEFAULT_STREAM) -> Replayed | None:

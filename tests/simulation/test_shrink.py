@@ -23,7 +23,7 @@ def run_pytest(file: Path, fault: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.kit.faults", "-p", "no:cacheprovider", str(file)],
         cwd=ROOT,
-        env=os.environ | {PLUGIN_VARIABLE: fault, "PYTHONPATH": str(ROOT)},
+        env=os.environ | {PLUGIN_VARIABLE: fault, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
         capture_output=True,
         text=True,
         check=False,

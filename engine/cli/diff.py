@@ -1,0 +1,119 @@
+"""`refold diff`: where two journals part, or a journal and what today's code would have decided."""
+
+import sys
+from typing import Any
+
+import click
+
+from refold.engine.cli.console import named, painter, reading, verb, write, write_json
+from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
+from refold.engine.cli.progress import bar
+from refold.engine.cli.typed import typed
+from refold.engine.history.compare import Compared, Parting, compare
+from refold.engine.history.differences import Difference
+from refold.engine.history.plain import count
+from refold.engine.history.redecide import Divergence, first_divergence
+from refold.engine.history.relations import Names
+from refold.engine.history.words import sentence
+from refold.journal.codec import decode
+from refold.journal.events import Event
+
+EXAMPLES = """Examples:
+  refold diff a.db b.db                the first record that isn't the same in both, and what differs
+  refold diff run.db --redecide        the first decision that today's code would take otherwise
+  refold diff a.db b.db --times        record times count too
+
+Exit status: 0 alike, 1 they differ."""
+
+MAX_SHOWN = 20
+
+
+@verb("diff", EXAMPLES)
+@click.option("--redecide", is_flag=True, help="Compare with what today's code decides, instead of another journal.")
+@click.option("--times", is_flag=True, help="Compare record times and engine epochs as well.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.argument("left", metavar="JOURNAL")
+@click.argument("right", metavar="[OTHER]", required=False)
+def command(redecide: bool, times: bool, as_json: bool, left: str, right: str | None) -> None:
+    """Compare two journals, decision by decision; or a journal with its re-decision.
+
+    What was decided is compared, not when. Journals that are copies up to some place are known to be by their hashes.
+    """
+    if redecide == (right is not None):
+        raise Complaint("give two journals, or one and --redecide", "`refold diff --help` shows examples", USAGE)
+    if right is None:
+        _redecided(left, as_json=as_json)
+        return
+    with reading(left) as one, reading(right) as other:
+        shortest = min(one.head().position, other.head().position)
+        with bar("comparing", shortest, "records") as progress:
+            found = compare(one, other, with_times=times, on_record=progress.advance)
+    if as_json:
+        write_json(_as_json(found))
+    if found.parting is None:
+        if not as_json:
+            write(f"alike: {count(found.num_alike, 'record')}, {found.num_copied:,} of them known by their hash")
+        return
+    if not as_json:
+        write(f"{count(found.num_alike, 'record')} alike, then they part")
+        _parted(found.parting, left, right)
+    place = typed("log", left, options=("--since", max(found.parting.position - 5, 0)))
+    raise Complaint(found.parting.words, f"`{place}` shows the place", NOT_SO)
+
+
+def _redecided(journal: str, *, as_json: bool) -> None:
+    with reading(journal) as reader, bar("deciding again", reader.head().position, "records") as progress:
+        found = first_divergence(reader, on_record=progress.advance)
+    if as_json:
+        write_json({"schema": "refold.diff/1", "ok": found is None} | ({} if found is None else _divergence(found)))
+    if found is None:
+        if not as_json:
+            write("alike: today's code decides every record as it is recorded")
+        return
+    if not as_json:
+        _sides("recorded", found.recorded, "decided today", found.decided)
+        _list(found.differences)
+    before = typed("show", journal, options=("--at", max(found.position - 1, 0)))
+    hint = f"class {found.cause.kind}; `{before}` shows the state before"
+    raise Complaint(f"record {found.position}: {found.words}", hint, NOT_SO)
+
+
+def _divergence(found: Divergence) -> dict[str, Any]:
+    return {
+        "position": found.position,
+        "kind": "decision",
+        "cause": found.cause.kind,
+        "words": found.words,
+        "differences": [difference.plain() for difference in found.differences],
+    }
+
+
+def _as_json(found: Compared) -> dict[str, Any]:
+    row: dict[str, Any] = {"schema": "refold.diff/1", "ok": found.parting is None, "num_alike": found.num_alike}
+    if found.parting is not None:
+        p = found.parting
+        row |= {"position": p.position, "kind": p.kind, "cause": p.cause, "words": p.words}
+        row["differences"] = [difference.plain() for difference in p.differences]
+    return row
+
+
+def _parted(parting: Parting, left: str, right: str) -> None:
+    sides = [[] if record is None else decode(record) for record in (parting.left, parting.right)]
+    _sides(named(left), sides[0], named(right), sides[1])
+    _list(parting.differences)
+
+
+def _sides(left: str, one: Any, right: str, other: Any) -> None:
+    paint, names = painter(sys.stdout), Names()
+    for sign, title, events, colour in (("-", left, one, "red"), ("+", right, other, "green")):
+        write(paint(f"{sign}{sign}{sign} {title}", fg=colour))
+        for event in events:
+            assert isinstance(event, Event), event
+            write(paint(f"{sign} {sentence(event, names)}", fg=colour))
+
+
+def _list(found: list[Difference]) -> None:
+    for difference in found[:MAX_SHOWN]:
+        write(f"  {difference.words('-', '+')}")
+    if len(found) > MAX_SHOWN:
+        write(f"  and {len(found) - MAX_SHOWN} more")

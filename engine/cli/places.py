@@ -1,0 +1,72 @@
+"""Places in a journal, as people name them: a position, `step:40`, `time:2026-09-21T14:14:30.004Z`, or `end`."""
+
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.times import parse_time
+from refold.engine.cli.typed import typed
+from refold.engine.history.timeline import Timeline
+from refold.journal.errors import NotFound
+
+_MAX = 1 << 62
+
+
+class Place(NamedTuple):
+    """What was asked for; `value` is a position, a step or nanoseconds since 1970."""
+
+    kind: Literal["position", "step", "time", "end"]
+    value: int
+
+
+class PlaceType(click.ParamType[Place]):
+    """The type of an option that names a place."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        """Read it, or fail with what would do."""
+        if isinstance(value, Place):
+            return value
+        kind, _, rest = str(value).rpartition(":") if str(value).startswith("step:") else ("", "", str(value))
+        if str(value).startswith("time:"):
+            return Place("time", parse_time(str(value).removeprefix("time:"), param, ctx, self))
+        if value == "end":
+            return Place("end", 0)
+        try:
+            number = int(rest)
+        except ValueError:
+            self.fail(
+                f"{str(value)[:60]!r} is no place: give a position, step:N, time:YYYY-MM-DDTHH:MM:SSZ or end",
+                param,
+                ctx,
+            )
+        if number < 0:
+            self.fail(f"{number} is no place: positions and steps start at 0", param, ctx)
+        return Place("step" if kind == "step" else "position", min(number, _MAX))
+
+
+PLACE = PlaceType()
+
+
+def position_of(timeline: Timeline, place: Place | None, journal: str) -> int:
+    """The position of a place; of the last record without one. -1: the journal is empty, or began later.
+
+    Raises:
+        Complaint: there is no such place.
+    """
+    length, hint = len(timeline), f"`{typed('log', journal, options=('-n', 1))}` shows the last record"
+    if place is None or place.kind == "end":
+        return length - 1
+    if place.kind == "time":
+        return timeline.position_of_time(place.value)
+    if place.kind == "position":
+        if place.value >= length:
+            end = f"the last record is at {length - 1}" if length else "the journal is empty"
+            raise Complaint(f"position {place.value}: {end}", hint, NOT_SO)
+        return place.value
+    try:
+        return timeline.position_of_step(place.value)
+    except NotFound as error:
+        raise Complaint(str(error), hint, NOT_SO) from error

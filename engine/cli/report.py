@@ -1,0 +1,35 @@
+"""`refold report`: a journal explained on one page."""
+
+from pathlib import Path
+
+import click
+
+from refold.engine.cli.console import journal_argument, named, reading, verb, write
+from refold.engine.cli.failures import USAGE, Complaint
+from refold.engine.cli.progress import bar
+from refold.engine.history.plain import count, safe
+from refold.engine.history.replay import replay
+from refold.engine.history.report import page
+from refold.engine.history.report_data import gather
+
+EXAMPLES = """Examples:
+  refold report                        ./refold.html, from ./refold.db
+  refold report -o monday.html run.db"""
+
+
+@verb("report", EXAMPLES)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default="refold.html", show_default=True, metavar="FILE"
+)
+@click.option("--title", default="", metavar="TEXT", help="The page's title; the journal's name without.")
+@journal_argument
+def command(output: Path, title: str, journal: str) -> None:
+    """Write one HTML page: timeline, KV occupancy, queues, latency percentiles, waits and preemptions. It loads nothing from anywhere."""
+    with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
+        data = gather(replay(reader, expect=reader.head()), progress.advance)
+    text = page(data, title or Path(named(journal)).name)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Complaint(f"{output} can't be written: {error.strerror}", "name another file with -o", USAGE) from error
+    write(f"{named(journal)}: {count(data.num_records, 'record')} on {safe(str(output))}, {len(text):,} bytes")

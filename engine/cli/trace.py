@@ -1,0 +1,36 @@
+"""`refold trace`: a journal for Perfetto or chrome://tracing."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from refold.engine.cli.console import journal_argument, named, note, reading, verb
+from refold.engine.cli.failures import USAGE, Complaint
+from refold.engine.cli.progress import bar
+from refold.engine.history.plain import count, safe
+from refold.engine.history.replay import replay
+from refold.engine.history.trace import write_trace
+
+EXAMPLES = """Examples:
+  refold trace -o run.trace.json       then open it in ui.perfetto.dev, which keeps it in the browser
+  refold trace run.db > trace.json"""
+
+
+@verb("trace", EXAMPLES)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it; stdout without."
+)
+@journal_argument
+def command(output: Path | None, journal: str) -> None:
+    """Write a journal as Chrome's trace JSON: a track per request, the worker's steps, counters, and flows from preemption to resumption."""
+    with reading(journal) as reader, bar("tracing", reader.head().position, "records") as progress:
+        if output is None:
+            write_trace(replay(reader, expect=reader.head()), sys.stdout, progress.advance)
+            return
+        try:
+            with output.open("w", encoding="utf-8") as file:
+                rows = write_trace(replay(reader, expect=reader.head()), file, progress.advance)
+        except OSError as error:
+            raise Complaint(f"{output} can't be written: {error.strerror}", "name another file", USAGE) from error
+    note(f"{named(journal)}: {count(rows, 'row')} in {safe(str(output))}")
