@@ -6,6 +6,8 @@ journal opened again. Anything else is a fault of ours.
 
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -46,12 +48,20 @@ def _appended(store, place: Place, head: Head, acknowledge: Callable[[int], None
     return head
 
 
+def _say_where(_number: int, _frame: object) -> None:
+    """After too long: where every thread is."""
+    stacks = [traceback.extract_stack(frame)[-3:] for frame in sys._current_frames().values()]
+    places = "; ".join(" < ".join(f"{f.name}:{f.lineno}" for f in reversed(stack)) for stack in stacks)
+    raise TimeoutError(f"it hung for {PATIENCE_S} s in {places}")
+
+
 def in_a_child(life: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> Outcome:
     """Run `life` in a forked process; a `JournalError` is its message, anything else a crash."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
+        signal.signal(signal.SIGALRM, _say_where)
         signal.alarm(PATIENCE_S)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         text = "crash it never said what"
@@ -71,7 +81,5 @@ def in_a_child(life: Callable[[], None], prepare: Callable[[], None] = lambda: N
         kind, _, message = pipe.read().decode().partition(" ")
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        hung = f" (it hung for {PATIENCE_S} s)" if number == signal.SIGALRM else ""
-        return Outcome("", f"killed by signal {number}{hung}")
+        return Outcome("", f"killed by signal {os.WTERMSIG(status)}")
     return Outcome("", message) if kind == "crash" else Outcome(message, "")
