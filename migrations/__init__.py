@@ -10,13 +10,15 @@ to make its folder.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from refold.journal.stores.location import Location, file_path, locate
 from refold.journal.stores.segments import folder
 from refold.journal.stores.sqlite_file import schema_is_current
+from refold.projections.audit import beside
 
-__all__ = ["check", "current", "ensure", "is_current", "schema_is_current", "upgrade"]
+__all__ = ["check", "current", "ensure", "ensure_read_model", "is_current", "schema_is_current", "upgrade"]
 
 
 class _Tables(NamedTuple):
@@ -62,6 +64,19 @@ def current(url: str) -> str | None:
     location = locate(url)
     tables = _TABLES.get(location.kind)
     return None if tables is None else tables.revision(location)
+
+
+def ensure_read_model(path: Path) -> None:
+    """Create or upgrade a file of its own for a read model, if it hasn't today's tables.
+
+    Raises:
+        SchemaTooNew: a newer refold made it.
+        JournalError: it's somebody else's file, or can't be written.
+    """
+    if not beside.is_current(path):
+        from refold.migrations.run import upgrade_read_model  # noqa: PLC0415
+
+        upgrade_read_model(path)
 
 
 def check() -> list[str]:

@@ -3,6 +3,7 @@
 from alembic import context
 
 from refold.journal.stores.tables import VERSION_TABLE, metadata
+from refold.projections.audit.tables import metadata as audit_metadata
 
 connection = context.config.attributes.get("connection")
 if connection is None:
@@ -10,7 +11,7 @@ if connection is None:
 
 context.configure(
     connection=connection,
-    target_metadata=metadata,
+    target_metadata=[metadata, audit_metadata],
     version_table=VERSION_TABLE,
     transactional_ddl=True,
 )

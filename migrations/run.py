@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import command
@@ -24,6 +25,8 @@ from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, look_at, schema_is_current
 from refold.journal.stores.sqlite_marks import check_marks, forget_marks, marks_of
 from refold.journal.stores.tables import VERSION_TABLE, metadata
+from refold.projections.audit import beside
+from refold.projections.audit.tables import metadata as audit_metadata
 
 _PATIENCE_S = 30.0
 one_at_a_time = threading.Lock()  # Alembic's `op` and `context` are this process's, not this thread's
@@ -58,6 +61,13 @@ def _settle_marks(path: Path) -> None:
         check_marks(path, marks_of(path), {})
 
 
+def upgrade_read_model(path: Path) -> None:
+    """Bring a file of its own for the read model to today's tables, creating it if it's absent."""
+    if not beside.is_current(path):
+        with _writing(path) as connection:
+            _upgrade(connection, beside.APPLICATION_ID)
+
+
 def revision_of(path: Path) -> str | None:
     """The revision in the file's version table."""
     if look_at(path).kind != "journal":
@@ -86,8 +96,10 @@ def differences() -> list[str]:
         upgrade_file(migrated)
         with _writing(described) as connection:
             metadata.create_all(connection)
+            audit_metadata.create_all(connection)
+        described_as: Any = [metadata, audit_metadata]  # Alembic takes several, its types don't say so
         with _writing(migrated) as connection:
-            found = [repr(difference) for difference in compare_metadata(context_of(connection), metadata)]
+            found = [repr(difference) for difference in compare_metadata(context_of(connection), described_as)]
             ours = _definitions(connection)
         with _writing(described) as connection:
             theirs = _definitions(connection)
@@ -99,10 +111,10 @@ def differences() -> list[str]:
     return found
 
 
-def _upgrade(connection: sa.Connection) -> None:
+def _upgrade(connection: sa.Connection, application_id: int = APPLICATION_ID) -> None:
     with one_at_a_time:
         command.upgrade(config_of(connection), "head")
-    connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+    connection.exec_driver_sql(f"PRAGMA application_id={application_id}")
     connection.exec_driver_sql(f"PRAGMA user_version={TABLE_VERSION}")
 
 
@@ -131,8 +143,10 @@ def context_of(connection: sa.Connection) -> MigrationContext:
 
 
 def _definitions(connection: sa.Connection) -> dict[str, str]:
-    """Every table's and index's definition as SQLite keeps it, blanks apart."""
-    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    """Every table's and index's definition as SQLite keeps it, blanks apart. Views are what the migrations say they are."""
+    rows = connection.exec_driver_sql(
+        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'view' AND name NOT LIKE 'sqlite_%'"
+    )
     return {name: " ".join(sql.split()) for name, sql in rows if name != VERSION_TABLE}
 
 

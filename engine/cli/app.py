@@ -17,6 +17,7 @@ Examples:
   refold log -n 20                     the last 20 events, in words
   refold request req-1                 the life of one request
   refold verify                        is the journal whole, were the laws kept?
+  refold audit list                    what can be asked; `refold sql` asks anything else
 
 A verb that reads takes the journal as its last argument; without one it takes $REFOLD_JOURNAL, else ./refold.db.
 
@@ -41,6 +42,8 @@ VERBS = {
     "blame": Verb("blame", "Say where each token of a request came from."),
     "stalls": Verb("stalls", "List the longest waits, and what they were for."),
     "verify": Verb("verify", "Check the hash chain, the laws and the digests."),
+    "sql": Verb("sql", "Ask the journal anything, in SQL."),
+    "audit": Verb("audit", "Answer an auditor's questions by name."),
     "diff": Verb("diff", "Find where two journals part, or a journal and today's code."),
     "bisect": Verb("bisect", "Find the first position where something turns true."),
     "assert": Verb("assert_", "Check that predicates hold all along."),

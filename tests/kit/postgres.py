@@ -16,6 +16,7 @@ import psycopg
 
 from refold import migrations
 from refold.journal.stores.tables import VERSION_TABLE, metadata
+from refold.projections.audit.schema import TABLES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about $XDG_RUNTIME_DIR
@@ -68,12 +69,12 @@ class Server:
         return self.url(schema)
 
     def journal(self) -> str:
-        """The URL of a new schema with the journal's tables, as the migrations make them."""
+        """The URL of a new schema with the tables as the migrations make them, without the views."""
         if not self._template:
             url = self.empty()
             migrations.ensure(url)
             self._template = url.rpartition("%3D")[2]
-        schema, tables = next(self._names), [*metadata.tables, VERSION_TABLE]
+        schema, tables = next(self._names), [*metadata.tables, *(table.name for table in TABLES), VERSION_TABLE]
         copies = [f"CREATE TABLE {schema}.{t} (LIKE {self._template}.{t} INCLUDING ALL)" for t in tables]
         copies += [
             f"ALTER TABLE {schema}.{table.name} ADD FOREIGN KEY (stream_id) REFERENCES {schema}.journal_streams"

@@ -20,6 +20,7 @@ from refold.journal.stores.sqlite_file import TABLE_VERSION, look_at
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 from refold.migrations import run
+from refold.projections.audit.schema import TABLES
 
 SCRIPT = Path(__file__).parents[1] / "journal" / "writing_process.py"
 
@@ -73,6 +74,8 @@ def test_a_new_file_gets_its_tables_and_the_second_time_nothing(path):
         "journal_snapshots",
         "journal_archives",
         "refold_schema",
+        "sqlite_stat1",
+        *(table.name for table in TABLES),
     }
     assert look_at(path) == ("journal", TABLE_VERSION)
     assert migrations.is_current(str(path))

@@ -51,9 +51,19 @@ def long_files(source: Source) -> Iterator[str]:
         yield f"{source.path}: {length} lines, more than {MAX_FILE_LINES}"
 
 
+EXEMPT = {
+    "projections/audit/tables.py": {"sqlalchemy"},
+    "projections/audit/postgres_writer.py": {"sqlalchemy"},
+    "projections/audit/sqlite_writer.py": {"sqlite3"},
+    "projections/audit/beside.py": {"sqlite3"},
+}
+"""The trailing projection writes into databases; what makes its rows is as pure as the rest of projections/."""
+
+
 def forbidden_imports(source: Source) -> Iterator[str]:
-    for prefix, banned in FORBIDDEN_IMPORTS.items():
+    for prefix, shell in FORBIDDEN_IMPORTS.items():
         if source.path.startswith(prefix):
+            banned = shell - EXEMPT.get(source.path, set())
             for line, name in imported(source.tree):
                 if name.partition(".")[0] in banned:
                     yield f"{source.path}:{line} imports {name}, which {prefix} must not"

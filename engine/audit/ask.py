@@ -1,0 +1,165 @@
+"""Asking the read model: one SELECT on a connection that can't write."""
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from refold.engine.audit.place import Place
+from refold.journal.errors import Rejected
+from refold.journal.stores.location import shown
+from refold.journal.stores.sqlite_file import connect_readonly
+
+_FETCH_ROWS = 1_000
+_PATIENCE_OPCODES = 200_000
+_READS = {"select", "with", "values", "explain"}
+_BLANKS = re.compile(r"(?:\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/|\()+", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z]+")
+
+
+class Answer(NamedTuple):
+    """Rows with their columns' names. The rows come as they are read: take them before the next question."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+def check_reads(sql: str) -> str:
+    """The statement, if it begins as one that reads does.
+
+    Raises:
+        Rejected: it begins otherwise.
+    """
+    blank = _BLANKS.match(sql)
+    word = _WORD.match(sql, blank.end() if blank else 0)
+    if word is None or word[0].lower() not in _READS:
+        what = repr(word[0].upper()) if word else "no word"
+        raise Rejected(f"the statement begins with {what}: only SELECT, WITH, VALUES and EXPLAIN are run, read-only")
+    if "\0" in sql:
+        raise Rejected("the statement has a NUL character in it: leave it out")
+    return sql
+
+
+class Questions:
+    """A read-only connection to one read model. Close it."""
+
+    def __init__(self, place: Place) -> None:
+        """Connect.
+
+        Raises:
+            JournalError: it can't be opened.
+        """
+        self._name = shown(place.url) if place.url is not None else str(place.path)
+        self._sqlite = _open_sqlite(place.path) if place.path is not None else None
+        self._postgres = _Postgres(place.url) if place.url is not None else None
+
+    @property
+    def mark(self) -> str:
+        """The placeholder for a parameter."""
+        return "?" if self._sqlite is not None else "%s"
+
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> Answer:
+        """The rows of one statement.
+
+        Raises:
+            Rejected: it isn't one that reads, or isn't SQL.
+            KeyboardInterrupt: the user has had enough.
+        """
+        check_reads(sql)
+        if self._postgres is not None:
+            return self._postgres.ask(sql, parameters)
+        assert self._sqlite is not None
+        with _rejected():
+            cursor = self._sqlite.execute(sql, tuple(parameters))
+        if cursor.description is None:
+            raise Rejected("the statement has no rows to show: write a SELECT")
+        return Answer(tuple(column[0] for column in cursor.description), _rows_of(cursor))
+
+    def close(self) -> None:
+        """Free the connection."""
+        if self._sqlite is not None:
+            self._sqlite.close()
+        if self._postgres is not None:
+            self._postgres.close()
+
+
+def _open_sqlite(path: Path) -> sqlite3.Connection:
+    connection = connect_readonly(path)
+    connection.set_progress_handler(lambda: 0, _PATIENCE_OPCODES)  # lets Ctrl-C in during a long query
+    return connection
+
+
+def _rows_of(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
+    while True:
+        with _rejected():
+            page = cursor.fetchmany(_FETCH_ROWS)
+        if not page:
+            return
+        yield from page
+
+
+@contextmanager
+def _rejected() -> Iterator[None]:
+    """SQLite's complaint about a statement as the caller's fault."""
+    try:
+        yield
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from error
+        if code == sqlite3.SQLITE_READONLY:
+            raise Rejected("the statement writes, and this connection only reads") from error
+        raise Rejected(f"SQL: {' '.join(str(error).split())}") from error
+
+
+class _Postgres:
+    """A session that only reads."""
+
+    def __init__(self, url: str) -> None:
+        from refold.journal.stores import postgres_engine  # noqa: PLC0415
+
+        self._explain, self._name = postgres_engine.explain, shown(url)
+        settings = {"default_transaction_read_only": "on", "enable_seqscan": "on"}
+        self._engine = postgres_engine.create_engine(url, settings)
+        self._connection: Any = None
+
+    def ask(self, sql: str, parameters: Sequence[Any]) -> Answer:
+        """The rows of one statement; the server holds them back until they are taken."""
+        import psycopg  # noqa: PLC0415
+        import sqlalchemy as sa  # noqa: PLC0415
+
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            raw = self._connection.connection.driver_connection
+            cursor = raw.execute(
+                sql, tuple(parameters) or None, prepare=True
+            )  # prepared: never more than one statement
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise Rejected("the statement writes, and this connection only reads") from error
+        except psycopg.OperationalError as error:
+            raise self._explain(sa.exc.DBAPIError(sql, None, error), self._name, "ask") from error
+        except psycopg.Error as error:
+            raise Rejected(f"SQL: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+        except sa.exc.SQLAlchemyError as error:
+            raise self._explain(error, self._name, "ask") from error
+        if cursor.description is None:
+            raise Rejected("the statement has no rows to show: write a SELECT")
+        return Answer(tuple(column.name for column in cursor.description), iter(cursor))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._engine.dispose()
+
+
+@contextmanager
+def questions(place: Place) -> Iterator[Questions]:
+    """`Questions` that are closed afterwards."""
+    asked = Questions(place)
+    try:
+        yield asked
+    finally:
+        asked.close()

@@ -1,0 +1,176 @@
+"""Where the read model of a journal is, and bringing it up to date.
+
+A journal in SQLite or PostgreSQL has it in its own database, a journal of segments in a SQLite file beside it. A journal that this
+user can't write gets one in a temporary file, which is gone afterwards: to ask is possible wherever reading is.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from refold import migrations
+from refold.journal.errors import JournalError
+from refold.journal.store import JournalReader
+from refold.journal.stores import open_reader
+from refold.journal.stores.location import file_path, locate, shown
+from refold.projections.audit import beside
+from refold.projections.audit.trailing import Batch, TrailingProjection
+from refold.projections.audit.writer import AuditWriter, Checkpoint
+
+
+class Place(NamedTuple):
+    """Where a read model is.
+
+    Attributes:
+        journal: URL of the journal.
+        path: of a SQLite file, or None.
+        url: of a PostgreSQL database, or None.
+        is_own_file: nothing but the read model is in the file.
+        is_temporary: it's gone when we are.
+    """
+
+    journal: str
+    path: Path | None
+    url: str | None
+    is_own_file: bool = False
+    is_temporary: bool = False
+
+
+def place_of(journal: str) -> Place:
+    """Where the read model of a journal belongs.
+
+    Raises:
+        JournalError: the journal is in another process's memory, or nowhere.
+    """
+    location = locate(journal)
+    if location.kind == "postgresql":
+        return Place(journal, None, location.url)
+    if location.kind == "memory":
+        raise JournalError("a memory: journal can't be asked by SQL: give the engine a journal file or database")
+    path = file_path(location)
+    if location.kind == "sqlite":
+        return Place(journal, path, None)
+    return Place(journal, beside.path_beside(path), None, is_own_file=True)
+
+
+@contextmanager
+def writable_place(journal: str) -> Iterator[Place]:
+    """`place_of`, or a temporary one where this user can't write."""
+    place = place_of(journal)
+    if place.path is None or _can_write(place.path):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="refold-audit-") as folder:
+        yield Place(journal, Path(folder) / "audit.db", None, is_own_file=True, is_temporary=True)
+
+
+def _can_write(path: Path) -> bool:
+    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
+def open_writer(place: Place) -> AuditWriter:
+    """A writer at a place; a file of its own is made if it isn't there.
+
+    Raises:
+        JournalError: it can't be.
+    """
+    if place.path is None:
+        from refold.projections.audit.postgres_writer import PostgresAuditWriter  # noqa: PLC0415
+
+        assert place.url is not None
+        return PostgresAuditWriter(place.url)
+    from refold.projections.audit.sqlite_writer import SqliteAuditWriter  # noqa: PLC0415
+
+    if place.is_own_file:
+        migrations.ensure_read_model(place.path)
+    return SqliteAuditWriter(place.path)
+
+
+Watch = Callable[[], None]
+
+
+def catch_up(
+    place: Place,
+    *,
+    rebuilds: bool = False,
+    on_start: Callable[[int], None] | None = None,
+    on_record: Watch | None = None,
+) -> list[Checkpoint]:
+    """Project every stream of the journal up to its head; where each is then.
+
+    Args:
+        place: of the read model.
+        rebuilds: build it anew, beside the one that is shown.
+        on_start: told how many records there are to read.
+        on_record: called after each.
+
+    Raises:
+        JournalError: the journal can't be read or the read model not written. Damage in the journal is no error: see the checkpoints.
+    """
+    reader = open_reader(place.journal)
+    try:
+        writer = open_writer(place)
+        try:
+            return _catch_up_all(reader, writer, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
+        finally:
+            reader.close()  # first: then the writer's connection may be the last one, and folds the WAL
+            writer.close()
+    finally:
+        reader.close()
+
+
+def _catch_up_all(
+    reader: JournalReader,
+    writer: AuditWriter,
+    *,
+    rebuilds: bool,
+    on_start: Callable[[int], None] | None,
+    on_record: Watch | None,
+) -> list[Checkpoint]:
+    streams = streams_of(reader)
+    if on_start is not None:
+        on_start(sum(_num_behind(reader, writer, stream, rebuilds=rebuilds) for stream in streams))
+    for stream in streams:
+        for _ in TrailingProjection(reader, writer, stream, rebuilds=rebuilds).catch_up(on_record=on_record):
+            pass
+    return [found for stream in streams if (found := writer.live(stream)) is not None]
+
+
+def _num_behind(reader: JournalReader, writer: AuditWriter, stream: str, *, rebuilds: bool) -> int:
+    live = writer.live(stream)
+    start = 0 if live is None or rebuilds else live.position
+    return abs(reader.head(stream).position - start)
+
+
+def streams_of(reader: JournalReader) -> list[str]:
+    """The journal's streams."""
+    known = getattr(reader, "streams", None)
+    return known() if known is not None else ["main"]
+
+
+def follow(place: Place, on_batch: Callable[[Batch], None], pause: Callable[[], None]) -> None:
+    """Project what there is, and then what comes, until `pause`, called whenever there's nothing to do, raises."""
+    reader = open_reader(place.journal)
+    try:
+        writer = open_writer(place)
+        try:
+            trailing: dict[str, TrailingProjection] = {}
+            while True:
+                for stream in streams_of(reader):
+                    known = trailing.setdefault(stream, TrailingProjection(reader, writer, stream, max_rows=4_000))
+                    for batch in known.catch_up():
+                        on_batch(batch)
+                pause()
+        finally:
+            reader.close()
+            writer.close()
+    finally:
+        reader.close()
+
+
+def named_place(place: Place) -> str:
+    """A place as it may appear on a screen."""
+    return shown(place.url) if place.url is not None else str(place.path)

@@ -1,0 +1,164 @@
+"""`refold audit`: the named queries, and the read model that answers them."""
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from refold.engine.cli.answers import answer_options, asking, caught_up, show
+from refold.engine.cli.app import debug_option
+from refold.engine.cli.console import journal_argument, json_option, named, verb, write, write_json
+from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.history.plain import count
+from refold.projections.audit.catalogue import BY_NAME, VIEWS, View
+
+EPILOG = """\b
+Examples:
+  refold audit list                            what can be asked
+  refold audit requests run.db                 every request: how long it waited, and how it ended
+  refold audit tokens run.db --request req-1   where each token of an output came from
+  refold audit violations run.db               must be empty; exit status 1 if it isn't
+  refold audit follow run.db                   project what a running engine writes, as it writes it
+
+Each named query is a view with the same name: `refold sql run.db "SELECT * FROM requests"`."""
+
+_POLL_S = 0.2
+_COUNT = click.IntRange(0, 2**62)
+_OWN = ("list", "follow", "rebuild", "export")
+
+
+class Queries(click.Group):
+    """A group that has a command for each named query, beside those that it is given."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Those about the read model itself, then the named queries."""
+        return [*_OWN, *BY_NAME]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Make a named query's command."""
+        return _query(BY_NAME[cmd_name]) if cmd_name in BY_NAME else super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find it, or say which one is close."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, self.list_commands(ctx), n=1)
+            guess = f"; did you mean `refold audit {close[0]}`?" if close else "; `refold audit list` shows them"
+            raise click.UsageError(f"no audit query {name!r}{guess}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The named queries by name alone: `list` says what each answers."""
+        own = [(name, found.get_short_help_str(90)) for name in _OWN if (found := self.get_command(ctx, name))]
+        with formatter.section("Commands"):
+            formatter.write_dl(own)
+        with formatter.section("Named queries"):
+            formatter.write_text(", ".join(BY_NAME))
+
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group("audit", cls=Queries, epilog=EPILOG, context_settings=_SETTINGS)
+@debug_option
+def command() -> None:
+    """Answer an auditor's questions: requests, steps, preemptions, tokens, counters, and whatever must not be."""
+
+
+@command.add_command
+@verb("list", "")
+@json_option
+def list_queries(as_json: bool) -> None:
+    """Show what can be asked."""
+    for view in VIEWS:
+        if as_json:
+            write_json({"schema": "refold.audit.list/1", "name": view.name, "question": view.question})
+        else:
+            write(f"{view.name:<20}{view.question}")
+
+
+@command.add_command
+@verb("follow", "")
+@json_option
+@journal_argument
+def follow_journal(as_json: bool, journal: str) -> None:
+    """Project what is appended, as it is appended, until interrupted. An engine can do this itself (`audit=True`)."""
+    from refold.engine.audit.place import follow, place_of
+
+    def tell(batch: Any) -> None:
+        at = batch.checkpoint
+        if as_json:
+            facts = {"stream": at.stream, "position": at.position, "num_rows": batch.num_rows, "damage": at.damage}
+            write_json({"schema": "refold.audit.follow/1", **facts})
+        else:
+            write(f"{at.stream}: up to record {at.position}, {count(batch.num_rows, 'row')}")
+        sys.stdout.flush()
+
+    follow(place_of(journal), tell, lambda: time.sleep(_POLL_S))
+
+
+@command.add_command
+@verb("rebuild", "")
+@journal_argument
+def rebuild(journal: str) -> None:
+    """Build the read model anew beside the one that is shown, then show it. Who asks meanwhile sees the old one."""
+    from refold.engine.audit.place import place_of
+
+    for done in caught_up(place_of(journal), rebuilds=True):
+        write(f"{done.stream}: {count(done.position, 'record')}, {count(done.num_events, 'event')}")
+
+
+@command.add_command
+@verb("export", "")
+@click.argument("folder")
+@journal_argument
+def export(folder: str, journal: str) -> None:
+    """Write each view to FOLDER as a Parquet file, for DuckDB, pandas and the like (needs refold[analytics])."""
+    from refold.engine.audit.export import export_views
+
+    with asking(journal, as_is=False) as asked:
+        for name, num_rows in export_views(asked, folder):
+            write(f"{name}.parquet: {count(num_rows, 'row')}")
+
+
+_FILTERS = {
+    "request_id": ("--request", "request_id", str, "Only of this request."),
+    "step": ("--step", "step", _COUNT, "Only of this step."),
+    "minute": ("--minute", "minute", _COUNT, "Only of this minute (since 1970, UTC)."),
+    "kind": ("--kind", "kind", str, "Only of this kind."),
+    "tenant": ("--tenant", "tenant", str, "Only of this tenant."),
+    "output_index": ("--index", "output_index", _COUNT, "Only of this output index."),
+}
+
+
+def _query(view: View) -> click.Command:
+    """The command of a named query."""
+
+    def run(journal: str, limit: int, as_json: bool, as_csv: bool, as_is: bool, **wanted: Any) -> None:
+        chosen = {column: value for column, value in wanted.items() if value is not None}
+        columns = "*" if as_json or as_csv else view.shown.replace(" ", ", ")
+        with asking(journal, as_is=as_is) as asked:
+            where = " AND ".join(f"{column} = {asked.mark}" for column in chosen)
+            sql = f"SELECT {columns} FROM {view.name}{f' WHERE {where}' if where else ''} ORDER BY {view.order}"  # noqa: S608
+            if limit:
+                sql += f" LIMIT {limit}"
+            num = show(asked.ask(sql, list(chosen.values())), as_json=as_json, as_csv=as_csv)
+        if view.name == "violations" and num:
+            raise Complaint(
+                f"{named(journal)} has violations", "`refold verify` says where the first law is broken", NOT_SO
+            )
+
+    run.__doc__ = f"{view.question}\n\n    A terminal shows the columns that matter most; --json and --csv have all."
+    options = [click.option("-n", "--limit", type=_COUNT, default=0, metavar="N", help="At most N rows; 0 for all.")]
+    for column in view.filters:
+        flag, name, kind, text = _FILTERS[column]
+        options.append(click.option(flag, name, type=kind, help=text))
+    wrapped: Any = answer_options(journal_argument(run))
+    for option in options:
+        wrapped = option(wrapped)
+    made = verb(view.name, f"Example:\n  refold sql run.db {view.example!r}")(wrapped)
+    made.hidden = True
+    return made

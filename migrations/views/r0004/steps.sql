@@ -1,0 +1,31 @@
+SELECT
+    p.stream,
+    s.step,
+    s.time_ns,
+    s.resolved_ns - s.time_ns AS duration_ns,
+    CASE s.outcome WHEN 0 THEN 'in flight' WHEN 1 THEN 'came back' ELSE 'lost' END AS outcome,
+    s.num_entries,
+    s.num_tokens,
+    s.num_prefill_tokens,
+    s.num_tokens - s.num_prefill_tokens AS num_decode_tokens,
+    s.num_prefill_entries,
+    s.num_chunk_entries,
+    s.num_decode_entries,
+    s.num_drafts,
+    s.num_output_tokens,
+    s.num_stale_entries,
+    s.num_admitted,
+    s.num_hit_tokens,
+    s.num_running,
+    s.num_waiting,
+    s.num_steps_in_flight,
+    s.num_new_blocks,
+    s.num_evicted_blocks,
+    s.num_owned_blocks,
+    s.num_blocks,
+    s.engine_epoch,
+    s.position,
+    s.resolved_position
+FROM audit_projections AS p
+JOIN audit_steps AS s ON s.projection_id = p.projection_id
+WHERE p.is_live = 1
