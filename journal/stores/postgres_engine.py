@@ -67,6 +67,7 @@ _REMEDIES = {
     "42501": "give the user the right to use the tables; `refold migrate` needs the right to create them",
     "42P01": "run `refold migrate` on it first",
     "42703": "run `refold migrate` on it first",
+    "42P07": "something else has this name there: give the journal a schema of its own, with ?options=-csearch_path%3DSCHEMA",
     "53100": "free disk space on the server, then open the journal again",
     "53200": "the server is out of memory; try again",
     "53300": "the server has too many connections; close some, or raise max_connections",

@@ -17,8 +17,10 @@ from refold.journal.stores.tables import metadata
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 from refold.migrations import postgres, run
+from refold.projections.audit.tables import metadata as audit_metadata
 
-TABLES = {"refold_schema", *metadata.tables}
+DESCRIBED = [metadata, audit_metadata]
+TABLES = {"refold_schema", *metadata.tables, *audit_metadata.tables}
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_the_tables_are_those_that_the_code_describes(url):
     migrations.ensure(url)
     engine = postgres_engine.create_engine(url, autocommit=False)
     with engine.connect() as connection:
-        assert [repr(difference) for difference in compare_metadata(run.context_of(connection), metadata)] == []
+        assert [repr(difference) for difference in compare_metadata(run.context_of(connection), DESCRIBED)] == []
         texts = "SELECT attrelid::regclass::text, attname FROM pg_attribute WHERE attstorage = 'e' ORDER BY 1, 2"
         assert {tuple(row) for row in connection.exec_driver_sql(texts)} >= {
             ("journal_records", "body"),
@@ -143,3 +145,11 @@ def test_the_command_takes_the_url(url):
         [sys.executable, "-m", "refold.migrations", "upgrade", url], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "upgraded\n", "")
+
+
+def test_a_table_of_another_program_under_a_views_name_is_told_with_the_remedy(url, postgres_server):
+    with postgres_server.connect(url) as connection:
+        connection.execute("CREATE TABLE requests (id integer)")
+    with pytest.raises(JournalError, match=r"requests.*already exists.*schema of its own"):
+        migrations.upgrade(url)
+    assert tables(url) == {"requests"}
