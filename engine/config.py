@@ -125,6 +125,8 @@ class EngineArgs(_Checked):
             The journal must pass through the head that is there when the engine opens.
         anchor_every_s: see there; 0 for every commit.
         anchor_key: file with the Ed25519 private key that signs it, in PEM; None for no signature.
+        audit: keep the audit read model up to date beside the engine, at low priority; without it, whoever asks by SQL projects what is
+            missing first. Needs a journal file or database.
         seed: root of the seeds drawn for requests that bring none; None draws one.
         threads: CPU threads of the worker; None for its own choice.
         worker: `process` runs the worker in a process of its own, which may be killed, hang or run out of memory without harm to
@@ -167,6 +169,7 @@ class EngineArgs(_Checked):
     anchor: str | None = Field(default=None, min_length=1, max_length=4096, description="a file, or None")
     anchor_every_s: float = Field(default=60.0, ge=0, le=_MAX_IDLE_S, description="0 seconds or more, at most 10^9")
     anchor_key: str | None = Field(default=None, min_length=1, max_length=4096, description="a file in PEM, or None")
+    audit: bool = Field(default=False, description="True or False")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
     worker: WorkerPlace | None = Field(default=None, description="'process', 'thread' or None")
@@ -174,7 +177,7 @@ class EngineArgs(_Checked):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "EngineArgs":
-        complaint = _complaint_of_tenants(self) or _complaint_of_batches(self)
+        complaint = _complaint_of_audit(self) or _complaint_of_tenants(self) or _complaint_of_batches(self)
         if complaint:
             raise ValueError(complaint)
         return self
@@ -252,6 +255,7 @@ class EngineOptions(TypedDict, total=False):
     speculation_by_batch: tuple[tuple[int, int], ...]
     session_idle_s: float | None
     snapshot_every_records: int
+    audit: bool
     anchor: str | None
     anchor_every_s: float
     anchor_key: str | None
@@ -279,6 +283,14 @@ def _complaint_of_tenants(args: EngineArgs) -> str:
     for name in args.tenant_weights:
         if len(name) > MAX_NAME_CHARS or not name.isprintable():
             return f"tenant_weights names {short(name)}: give tenants of at most {MAX_NAME_CHARS} printable characters"
+    return ""
+
+
+def _complaint_of_audit(args: EngineArgs) -> str:
+    if args.audit and args.journal.startswith("memory:"):
+        return (
+            "audit is True with a journal in memory or a store of your own: name a journal file or database by its URL"
+        )
     return ""
 
 

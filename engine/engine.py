@@ -196,7 +196,7 @@ class Engine(Lifecycle):
             NotFound: the journal has no such request.
             Rejected: it isn't over, nothing is left of it, or the journal's store can't erase.
         """
-        return redact_live(self._live(), request_id, reason)
+        return redact_live(self._live(), request_id, reason, self.args.journal)
 
     def unfinished(self, *, sessions: bool = False) -> list[str]:
         """The ids of requests that have not ended, in order of admission; with `sessions`, of the sessions instead."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refold.engine.anchoring import Anchor
+from refold.engine.audit.inline import InlineAudit
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
@@ -41,6 +42,7 @@ class Life:
     snapshots: SnapshotKeeper
     is_synced: bool
     anchor: Anchor
+    audit: InlineAudit
 
     @property
     def config(self) -> EngineConfig:
@@ -68,6 +70,7 @@ class Life:
         self.core.join()
         self.snapshots.close(self._last if self.core.cause is None else None)
         self.anchor.close()
+        self.audit.close()
         if self.owns_store:
             self.store.close()
 
@@ -137,15 +140,17 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
         JournalError: the journal can't be opened, has an owner, or is damaged.
     """
     store = given_store or _open_store(args.journal)
+    audit = InlineAudit(store, args.stream, args.journal if args.audit else None)
     try:
-        core, recovery, snapshots, anchor = _start(args, store, prepared)
+        core, recovery, snapshots, anchor = _start(args, store, prepared, audit)
     except BaseException:
+        audit.close()
         if given_store is None:
             store.close()
         raise
     is_synced = args.durability == "synced"
     owns = given_store is None
-    return Life(args.stream, prepared.desk, core, recovery, store, owns, snapshots, is_synced, anchor)
+    return Life(args.stream, prepared.desk, core, recovery, store, owns, snapshots, is_synced, anchor, audit)
 
 
 def _open_store(url: str) -> JournalStore:
@@ -154,7 +159,7 @@ def _open_store(url: str) -> JournalStore:
 
 
 def _start(
-    args: EngineArgs, store: JournalStore, prepared: Prepared
+    args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit
 ) -> tuple[EngineCore, Recovery, SnapshotKeeper, Anchor]:
     desk = prepared.desk
     head = store.open_stream(args.stream)
@@ -169,6 +174,7 @@ def _start(
     def on_durable(position: int) -> None:
         core.on_durable(position)
         snapshots.became_durable(position)
+        audit.became_durable(position)
         anchor.committed(writer.durable_head)
 
     writer = JournalWriter(store, args.stream, head, on_durable=on_durable, on_failed=core.on_journal_failed)

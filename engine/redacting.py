@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from refold.engine.audit.place import forget_beside
 from refold.engine.history.redaction import RedactionPlan
 from refold.engine.life import Life
 from refold.engine.messages import Ask
@@ -69,11 +70,11 @@ def redact_at_rest(url: str, request_id: str, reason: str = "", stream: str = DE
         erased = _erasing(store).erase_content(stream, [record], plan.contents)
     finally:
         store.close()
-    return Redaction(request_id, len(plan.contents), erased.left)
+    return Redaction(request_id, len(plan.contents), erased.left or forget_beside(url))
 
 
-def redact_live(life: Life, request_id: str, reason: str = "") -> Redaction:
-    """Redact a request in the journal of an engine that goes on. Blocking. Raises as `redact_at_rest`."""
+def redact_live(life: Life, request_id: str, reason: str, url: str) -> Redaction:
+    """Redact a request in the journal, at `url`, of an engine that goes on. Blocking. Raises as `redact_at_rest`."""
     store, stream, core = _erasing(life.store), life.stream, life.core
     plan = RedactionPlan(check_request_id(request_id))
     _checked(reason)
@@ -91,7 +92,7 @@ def redact_live(life: Life, request_id: str, reason: str = "") -> Redaction:
         return plan.contents
 
     core.ask(Ask(command, contents=contents)).result()
-    return Redaction(request_id, len(plan.contents), core.erasure_left)
+    return Redaction(request_id, len(plan.contents), core.erasure_left or forget_beside(url))
 
 
 def _command(plan: RedactionPlan, store: JournalStore, stream: str, reason: str) -> RedactContent:

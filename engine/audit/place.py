@@ -15,7 +15,7 @@ from refold import migrations
 from refold.journal.errors import JournalError
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
-from refold.journal.stores.location import file_path, locate, shown
+from refold.journal.stores.location import file_path, locate
 from refold.projections.audit import beside
 from refold.projections.audit.trailing import Batch, TrailingProjection
 from refold.projections.audit.writer import AuditWriter, Checkpoint
@@ -171,6 +171,19 @@ def follow(place: Place, on_batch: Callable[[Batch], None], pause: Callable[[], 
         reader.close()
 
 
-def named_place(place: Place) -> str:
-    """A place as it may appear on a screen."""
-    return shown(place.url) if place.url is not None else str(place.path)
+def forget_beside(journal: str) -> str:
+    """Something was redacted in a journal: a read model in a file of its own must forget it too. The others have.
+
+    Returns where it may still be, and why; empty if it's gone.
+    """
+    location = locate(journal)
+    if location.kind != "segments":
+        return ""
+    place = place_of(journal)
+    if place.path is None or not place.path.exists():
+        return ""
+    try:
+        catch_up(place)
+    except JournalError as error:
+        return f"{place.path}, the read model: {error}"
+    return ""

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record, content_digest
+from refold.journal.stores.sql_read_model import forget_redacted
 from refold.journal.stores.sql_snapshots import drop_all_snapshots
 from refold.journal.stores.tables import journal_records
 
@@ -143,7 +144,7 @@ class Database(ABC):
     ) -> bool:
         """Append and replace contents atomically, as `append`. The contents' digests stay what they were.
 
-        Snapshots go: what was erased may be in them.
+        Snapshots go: what was erased may be in them. So does what the read model has of it.
         """
         connection = self.writing()
         try:
@@ -152,6 +153,7 @@ class Database(ABC):
                     raise _Moved  # noqa: TRY301 - it ends the transaction
                 _replace_contents(connection, stream_id, contents)
                 drop_all_snapshots(connection, stream_id)
+                forget_redacted(connection, stream_id, records)
         except _Moved:
             return False
         return True

@@ -148,7 +148,7 @@ class PostgresDatabase(Database):
 
     def scrub(self) -> str:
         return (
-            "the server's files: run VACUUM FULL journal_records there, and mind its write-ahead log and backups, which keep "
+            "the server's files: run VACUUM FULL journal_records, audit_tokens there, and mind its write-ahead log and backups, which keep "
             "what was erased until they are recycled"
         )
 
