@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from refold.engine.audit.place import catch_up, place_of, writable_place
 from refold.engine.redacting import redact_at_rest
 from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.stores import open_reader
+from refold.journal.stores.sqlite_marks import mark_file
 from refold.projections.audit.beside import path_beside
 from refold.projections.audit.catalogue import VIEWS
 from refold.projections.audit.schema import FACTS, bucket_of
@@ -83,6 +85,7 @@ def test_a_journal_that_was_replaced_by_another_is_projected_anew(tmp_path):
     connection.execute("DELETE FROM journal_streams")
     connection.commit()
     connection.close()
+    mark_file(Path(url)).unlink(missing_ok=True)
     write(url, other)
     catch_up(place_of(url))
     assert contents(url, NAMES) == expected
