@@ -204,7 +204,10 @@ FACTS = (
     DURATIONS,
     VIOLATIONS,
 )
-TABLES = (PROJECTIONS, *FACTS)
+VIEW_LIST = _table("audit_views", "insert", "name:text", "question:text")
+"""What the views answer, for whoever opens the database with another program."""
+
+TABLES = (PROJECTIONS, *FACTS, VIEW_LIST)
 
 _KEPT_BITS = 8
 

@@ -13,6 +13,7 @@ from refold import migrations
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import Head
 from refold.journal.stores import open_reader, open_store
+from refold.journal.stores.sqlite_engine import PAGE_BYTES
 from refold.journal.stores.sqlite_file import look_at
 from refold.journal.stores.sqlite_marks import Marks
 from refold.journal.testing import make_records
@@ -69,7 +70,9 @@ def test_a_page_that_no_record_is_on_is_looked_at_by_verify(path: Path) -> None:
     verify_stream(reader)
     reader.close()
     raw = bytearray(path.read_bytes())
-    raw[uses_of_bytes(path).index("free list") + 7] ^= 1
+    first_of_list = int.from_bytes(raw[32:36], "big") - 1  # page numbers start at 1
+    assert uses_of_bytes(path)[first_of_list * PAGE_BYTES] == "free list"
+    raw[first_of_list * PAGE_BYTES + 7] ^= 1
     path.write_bytes(raw)
     reader = open_reader(str(path))
     with pytest.raises(JournalCorrupt, match=r"(?i)freelist"):

@@ -191,7 +191,7 @@ def test_a_migration_killed_at_any_instant_leaves_nothing_or_all(tmp_path):
             nursery.stdin.flush()
             word, value = nursery.stdout.readline().split()
             assert word == "pid"
-            time.sleep(instants.uniform(0.0, 0.08))
+            time.sleep(instants.uniform(0.0, 0.4))
             os.kill(int(value), signal.SIGKILL)
             assert nursery.stdout.readline() == "dead\n"
             kinds.append(look_at(path))
