@@ -256,3 +256,20 @@ def test_stepping_reads_commands_from_stdin(journal):
     assert "req-3 preempted for req-0" in result.stdout
     assert "no law is broken" in result.stdout
     assert refold("replay", "--step", "--at", "40", journal, stdin="").stdout.strip().startswith("40")
+
+
+def test_shrink_writes_a_test_that_fails(tmp_path):
+    from tests.history.test_shrink_journal import a_failing_journal_of
+    from tests.kit.faults import planted
+
+    with planted("share_uncounted"):
+        write_journal(tmp_path / "bad.db", [a_failing_journal_of(3)])
+        result = refold("shrink", "-o", tmp_path / "test_bad.py", "--json", tmp_path / "bad.db")
+    assert result.exit_code == 0, result.stderr
+    (row,) = rows(result.stdout)
+    assert row["failure"].startswith("InvariantViolation at L3")
+    assert row["num_events"] < row["num_events_before"] / 20
+    compile((tmp_path / "test_bad.py").read_text(), "test_bad.py", "exec")
+    again = refold("shrink", "-o", tmp_path / "test_bad.py", tmp_path / "bad.db")
+    assert again.exit_code == 2
+    assert_one_line_and_a_hint(again.stderr)

@@ -225,6 +225,8 @@ def mutated(rng: random.Random, text: bytes) -> bytes:
     """Some bytes of the lines are others, or gone, or twice; some numbers are large, negative, or of another type."""
     data = bytearray(text)
     for _ in range(rng.randint(1, 6)):
+        if not data:
+            break
         at = rng.randrange(len(data))
         match rng.randrange(7):
             case 0:

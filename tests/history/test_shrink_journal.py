@@ -20,28 +20,29 @@ from tests.kit.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parents[2]
 LIVES = (
-    ("share_uncounted", 3),
-    ("epoch_not_raised", 7),
-    ("in_flight_forgotten", 7),
-    ("stale_accumulated", 3),
-    ("placeholders_kept", 58),
-    ("salt_ignored", 2),
-    ("reset_keeps_hashes", 11),
-    ("parent_ignored", 19),
-    ("adapter_ignored", 8),
-    ("stale_settles_placeholders", 7),
-    ("accepted_counted", 7),
-    ("newcomer_at_the_end", 4),
-    ("window_overfull", 0),
-    ("stale_applies_rejections", 0),
-    ("finished_not_drained", 8),
-    ("share_uncounted", 103),
-    ("epoch_not_raised", 110),
-    ("in_flight_forgotten", 110),
-    ("stale_accumulated", 101),
-    ("placeholders_kept", 138),
+    ("share_uncounted", 3, 0.98),
+    ("epoch_not_raised", 7, 0.98),
+    ("in_flight_forgotten", 7, 0.98),
+    ("stale_accumulated", 3, 0.85),
+    ("placeholders_kept", 58, 0.9),
+    ("salt_ignored", 2, 0.96),
+    ("reset_keeps_hashes", 11, 0.96),
+    ("parent_ignored", 19, 0.96),
+    ("adapter_ignored", 8, 0.97),
+    ("stale_settles_placeholders", 7, 0.97),
+    ("accepted_counted", 7, 0.97),
+    ("newcomer_at_the_end", 4, 0.8),
+    ("window_overfull", 0, 0.98),
+    ("stale_applies_rejections", 0, 0.95),
+    ("finished_not_drained", 8, 0.93),
+    ("share_uncounted", 103, 0.97),
+    ("epoch_not_raised", 110, 0.96),
+    ("in_flight_forgotten", 110, 0.96),
+    ("stale_accumulated", 101, 0.5),
+    ("placeholders_kept", 138, 0.9),
 )
-"""Planted faults, and seeds whose lives they end after many events. When the code changes, another seed may be needed."""
+"""Planted faults, seeds whose lives they end after many events, and the share of the events that shrinking removes at least.
+When the code changes, another seed may be needed."""
 
 MIN_EVENTS = 150
 MAX_S = 60.0
@@ -49,19 +50,21 @@ MAX_S = 60.0
 
 def a_failing_journal(seed):
     """The journal of a life that the planted fault ends, as orders."""
+    return orders_of(ListReader(sealed([a_failing_journal_of(seed)])))
+
+
+def a_failing_journal_of(seed):
+    """The records of such a life."""
     simulation = Simulation(seed, turns=500)
     with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it is, it is the fault's work
         simulation.play()
     records = simulation.drive.records
     assert sum(map(len, records)) >= MIN_EVENTS, "another seed has a longer life"
-    return orders_of(ListReader(sealed([records])))
+    return records
 
 
-_REMOVED: dict[tuple[str, int], float] = {}
-
-
-@pytest.mark.parametrize(("fault", "seed"), LIVES)
-def test_a_failing_journal_shrinks_and_fails_the_same_way(fault, seed):
+@pytest.mark.parametrize(("fault", "seed", "removed"), LIVES)
+def test_a_failing_journal_shrinks_and_fails_the_same_way(fault, seed, removed):
     with planted(fault):
         heard = a_failing_journal(seed)
         before = attempt(heard.orders, heard.said)[0].failure
@@ -70,15 +73,14 @@ def test_a_failing_journal_shrinks_and_fails_the_same_way(fault, seed):
         assert time.process_time() - began_s < MAX_S
         assert before.is_like(shrunk.failure)
         assert before.is_like(attempt(shrunk.orders, shrunk.said)[0].failure)
-    _REMOVED[fault, seed] = 1 - shrunk.num_events / heard.num_events
+    assert 1 - shrunk.num_events / heard.num_events >= removed
     assert attempt(shrunk.orders, shrunk.said)[0].failure is None, "without the fault, the orders are obeyed"
     compile(as_pytest(shrunk, fault), "test", "exec")
 
 
 def test_the_median_journal_loses_19_events_of_20():
-    if len(_REMOVED) < len(LIVES):
-        pytest.skip("not all of them were shrunk in this process")
-    assert statistics.median(_REMOVED.values()) >= 0.95, _REMOVED
+    assert len(LIVES) >= 20
+    assert statistics.median(removed for _, _, removed in LIVES) >= 0.95
 
 
 def test_the_written_test_needs_nothing_but_refold(tmp_path):
