@@ -170,15 +170,26 @@ def test_the_anchor_is_where_the_engine_ended(journal: str, tmp_path: Path) -> N
     assert read_head(anchor).position > kept.position
 
 
-def test_an_older_copy_in_the_journals_place_is_found_at_open(journal: str, tmp_path: Path) -> None:
-    anchor, older = str(tmp_path / "anchor.json"), tmp_path / "older.db"
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["refold.db"], "an older copy took its place"),
+        (["refold.db", "refold.db.mark"], "an older copy was put in its place"),
+    ],
+    ids=["missed by the mark beside it", "with its mark, missed by the anchor"],
+)
+def test_an_older_copy_in_the_journals_place_is_found_at_open(tmp_path: Path, files: list[str], message: str) -> None:
+    anchor, journal, older = str(tmp_path / "anchor.json"), str(tmp_path / "refold.db"), tmp_path / "older"
+    older.mkdir()
     with Engine(MODEL, journal, anchor=anchor) as engine:
         engine.run([[1]], SHORT)
-    shutil.copy(journal, older)
+    for name in files:
+        shutil.copy(tmp_path / name, older)
     with Engine(MODEL, journal, anchor=anchor) as engine:
         engine.run([[2]], SHORT)
-    shutil.copy(older, journal)
-    with pytest.raises(JournalCorrupt, match="an older copy was put in its place") as caught:
+    for name in files:
+        shutil.copy(older / name, tmp_path)
+    with pytest.raises(JournalCorrupt, match=message) as caught:
         Engine(MODEL, journal, anchor=anchor).open()
     assert caught.value.kind == "truncated"
 
