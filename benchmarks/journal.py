@@ -78,56 +78,67 @@ def endless(records: list[list[Event]]) -> Iterator[list[Event]]:
         yield from records
 
 
-def in_turns(contestants: dict[str, Contestant], records: list[list[Event]], rounds: int) -> dict[str, float]:
-    """Seconds per step of each contestant: the median of its turns."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+class Spent(NamedTuple):
+    """Seconds per step: on the wall clock, and of this process's CPU."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def in_turns(contestants: dict[str, Contestant], records: list[list[Event]], rounds: int) -> dict[str, Spent]:
+    """What a step takes each contestant: medians of its turns."""
+    times: dict[str, list[Spent]] = {name: [] for name in contestants}
     encoded = [encode(events, _SALT) for events in records[: 2 * _STEPS_PER_TURN]]
     for number in range(rounds):
         rows = event_rows(number)
         blob = f"[{','.join(rows)}]".encode()
         steps = [Step(rows, blob, event_columns(number), body + content) for body, content in encoded[:_STEPS_PER_TURN]]
         for name, write in contestants.items():
-            started_s = time.perf_counter()
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
             for step in steps:
                 write(step)
-            times[name].append((time.perf_counter() - started_s) / len(steps))
-    return {name: statistics.median(spent) for name, spent in times.items()}
+            spent = Spent(time.perf_counter() - wall_s, time.process_time() - cpu_s)
+            times[name].append(Spent(spent.wall_s / len(steps), spent.cpu_s / len(steps)))
+    return {
+        name: Spent(statistics.median(s.wall_s for s in spent), statistics.median(s.cpu_s for s in spent))
+        for name, spent in times.items()
+    }
 
 
-def group_commit(url: str, opening: list[list[Event]], records: list[list[Event]]) -> float:
-    """Seconds per record through the journal's writer, until all of them are durable."""
+def group_commit(url: str, opening: list[list[Event]], records: list[list[Event]]) -> Spent:
+    """What a record takes through the journal's writer at full speed, until all of them are durable."""
     ensure(url)
     store = open_store(url)
     writer = JournalWriter(store, "main", store.open_stream())
     for events in opening:
         writer.append(events, time.time_ns())
     writer.flush()
-    started_s = time.perf_counter()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
     for events in records:
         while not writer.has_room:
             time.sleep(0.001)
         writer.append(events, time.time_ns())
     writer.flush()
-    spent_s = time.perf_counter() - started_s
+    spent = Spent(time.perf_counter() - wall_s, time.process_time() - cpu_s)
     writer.close()
     store.close()
-    return spent_s / len(records)
+    return Spent(spent.wall_s / len(records), spent.cpu_s / len(records))
 
 
-def reading(url: str) -> tuple[float, float]:
-    """Request-events per second: verified, and folded with every inline projection, from disk."""
+def reading(url: str) -> tuple[Spent, Spent]:
+    """Seconds per request-event from disk: verified, and folded with every inline projection."""
     reader = open_reader(url)
-    started_s = time.perf_counter()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
     head = verify_stream(reader)
-    verified_s = time.perf_counter() - started_s
+    verified = Spent(time.perf_counter() - wall_s, time.process_time() - cpu_s)
     reader.close()
     store = open_store(url)
-    started_s = time.perf_counter()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
     fold_journal(store, "main", head)
-    folded_s = time.perf_counter() - started_s
+    folded = Spent(time.perf_counter() - wall_s, time.process_time() - cpu_s)
     store.close()
     num_events = head.position * EVENTS_PER_STEP
-    return num_events / verified_s, num_events / folded_s
+    return tuple(Spent(s.wall_s / num_events, s.cpu_s / num_events) for s in (verified, folded))  # type: ignore[return-value]
 
 
 class EngineCost(NamedTuple):
@@ -198,7 +209,7 @@ def _urls(stores: list[str], folder: Path, stack: ExitStack) -> dict[str, str]:
     return {store: urls[store] for store in stores}
 
 
-def writes(urls: dict[str, str], folder: Path, records: list[list[Event]], rounds: int) -> dict[str, float]:
+def writes(urls: dict[str, str], folder: Path, records: list[list[Event]], rounds: int) -> dict[str, Spent]:
     """Seconds per step of all contestants, ours named by their store."""
     contestants = file_contestants(folder)
     if "postgresql" in urls:
@@ -215,22 +226,34 @@ RAW = {
 GOALS = {"sqlite": 1.0e6, "segments": 1.5e6, "postgresql": 0.6e6}
 
 
-def write_table(spent: dict[str, float], groups: dict[str, float]) -> list[str]:
+def write_table(spent: dict[str, Spent], groups: dict[str, Spent]) -> list[str]:
     """The table of writes."""
     lines = [
-        "| what | request-events/s | of the raw write of the same bytes | x `eventsourcing` |",
-        "|---|---:|---:|---:|",
+        "| what | request-events/s | of the raw write of the same bytes | x `eventsourcing` | CPU µs a step |",
+        "|---|---:|---:|---:|---:|",
     ]
-    slowest = spent["eventsourcing, SQLite"]
-    for name, seconds in sorted(spent.items(), key=lambda item: item[0] in RAW):
-        raw = f"{spent[RAW[name]] / seconds:.0%}" if name in RAW else ""
-        shown = f"**refold, {name}**, one append a step" if name in RAW else name
-        lines.append(f"| {shown} | {EVENTS_PER_STEP / seconds:,.0f} | {raw} | {slowest / seconds:.1f} |")
-    for name, seconds in groups.items():
-        lines.append(
-            f"| **refold, {name}**, group commit (goal {GOALS[name]:,.0f}) | {EVENTS_PER_STEP / seconds:,.0f} | "
-            f"{spent[RAW[name]] / seconds:.0%} | {slowest / seconds:.1f} |"
-        )
+    slowest = spent["eventsourcing, SQLite"].wall_s
+    ours = [(f"**refold, {name}**, one append a step", name, spent[name]) for name in groups]
+    ours += [
+        (f"**refold, {name}**, group commit (goal {GOALS[name]:,.0f})", name, each) for name, each in groups.items()
+    ]
+    others = [(name, "", each) for name, each in spent.items() if name not in groups]
+    for shown, name, (wall_s, cpu_s) in [*others, *ours]:
+        raw = f"{spent[RAW[name]].wall_s / wall_s:.0%}" if name else ""
+        rate = f"{EVENTS_PER_STEP / wall_s:,.0f}"
+        lines.append(f"| {shown} | {rate} | {raw} | {slowest / wall_s:.1f} | {cpu_s * 1e6:.0f} |")
+    return lines
+
+
+def read_table(urls: dict[str, str]) -> list[str]:
+    """The table of reads."""
+    lines = [
+        "| request-events/s, from disk | verified | per CPU second | folded, with all inline projections | per CPU second |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for store, url in urls.items():
+        rates = (f"{1 / seconds:,.0f}" for spent in reading(url) for seconds in spent)
+        lines.append(f"| {store} | {' | '.join(rates)} |")
     return lines
 
 
@@ -252,11 +275,7 @@ def main() -> None:
         bulk = _urls(stores, bulk_folder, stack)
         groups = {store: group_commit(url, opening, records) for store, url in bulk.items()}
         lines += [*write_table(spent, groups), ""]
-        lines += ["| store | verified, request-events/s | folded with all inline projections, request-events/s |"]
-        lines += ["|---|---:|---:|"]
-        for store, url in bulk.items():
-            verified, folded = reading(url)
-            lines.append(f"| {store} | {verified:,.0f} | {folded:,.0f} |")
+        lines += read_table(bulk)
         lines += ["", *engine_table(engine_cost(folder))]
     print("\n".join(lines))
     if options.page is not None:
