@@ -95,6 +95,7 @@ package-check: $(VENV)/.stamp-dev  ## build sdist and wheel, install the wheel e
 docs: $(VENV)/.stamp-dev  ## write the generated pages of docs/reference again
 	@$(BIN)/python docs/generate_events.py
 	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/python docs/generate_audit.py
 
 check: test lint typecheck imports migrations-check package-check  ## all of the above, as CI does
 

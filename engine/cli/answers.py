@@ -31,6 +31,22 @@ def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
+def there_is_one() -> Iterator[None]:
+    """A journal that isn't there, as the other verbs tell it.
+
+    Raises:
+        Complaint: there is none.
+    """
+    from refold.engine.cli.failures import UNREADABLE, Complaint
+    from refold.journal.errors import NotFound
+
+    try:
+        yield
+    except NotFound as error:
+        raise Complaint(str(error), "`refold run` and `refold demo` make one", UNREADABLE) from error
+
+
+@contextmanager
 def asking(journal: str, *, as_is: bool) -> Iterator[Questions]:
     """A read-only connection to a journal's read model, which is brought up to date first.
 
@@ -57,12 +73,13 @@ def caught_up(place: Place, *, rebuilds: bool = False) -> list[Checkpoint]:
         bars[0].advance()
 
     try:
-        done = catch_up(
-            place,
-            rebuilds=rebuilds,
-            on_start=lambda total: bars.append(Bar("projecting", total, "records")),
-            on_record=advance,
-        )
+        with there_is_one():
+            done = catch_up(
+                place,
+                rebuilds=rebuilds,
+                on_start=lambda total: bars.append(Bar("projecting", total, "records")),
+                on_record=advance,
+            )
     finally:
         for each in bars:
             each.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.answers import answer_options, asking, caught_up, show
+from refold.engine.cli.answers import answer_options, asking, caught_up, show, there_is_one
 from refold.engine.cli.app import debug_option
 from refold.engine.cli.console import journal_argument, json_option, named, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
@@ -97,7 +97,8 @@ def follow_journal(as_json: bool, journal: str) -> None:
             write(f"{at.stream}: up to record {at.position}, {count(batch.num_rows, 'row')}")
         sys.stdout.flush()
 
-    follow(place_of(journal), tell, lambda: time.sleep(_POLL_S))
+    with there_is_one():
+        follow(place_of(journal), tell, lambda: time.sleep(_POLL_S))
 
 
 @command.add_command

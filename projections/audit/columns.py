@@ -4,7 +4,6 @@ MEANINGS = {
     "acceptance": "accepted by drafted",
     "adapter": "the request's adapter; part of the identity of its cached blocks",
     "after_ns": "from submission to the end",
-    "bucket_ns": "lower bound",
     "cache_salt": "the request's cache salt; part of the identity of its cached blocks",
     "cause": "why",
     "chain": "`whole`, or `damaged`: the hash chain breaks at `damage_position`",

@@ -20,7 +20,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["generate_events", "generate_cli"])
+@pytest.mark.parametrize("name", ["generate_events", "generate_cli", "generate_audit"])
 def test_the_page_is_what_its_script_writes(name: str) -> None:
     module = script(name)
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `make docs`"
