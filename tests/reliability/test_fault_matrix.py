@@ -21,8 +21,8 @@ from tests.reliability.torn import memory_folder
 ROOT = Path(__file__).resolve().parents[2]
 SCALES = {
     "kill": 0.004,
-    "torn": 0.01,
-    "flip": 0.01,
+    "torn": 0.006,
+    "flip": 0.003,
     "disk": 0.01,
     "lock": 0.1,
     "postgres": 0.03,
