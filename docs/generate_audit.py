@@ -51,9 +51,9 @@ can open the file or database: `datasette run.db`, `psql`, `duckdb`. The example
 ```python
 from refold import Engine, SamplingParams
 
-with Engine("simulated?vocab=50", "run.db", num_blocks=20, block_size=4, max_num_seqs=6, speculation="ngram") as engine:
+with Engine("simulated?vocab=50", "run.db", num_blocks=18, block_size=4, max_num_seqs=6, speculation="ngram") as engine:
     greeting = [1, 2, 3, 4, 5, 6, 7, 8]
-    params = [SamplingParams(max_tokens=10 + i, seed=i) for i in range(8)]
+    params = [SamplingParams(max_tokens=16 + i, seed=i, ignore_eos=True) for i in range(8)]
     engine.run([[*greeting, 9 + i] for i in range(8)], params, request_ids=[f"req-{i}" for i in range(8)])
 ```
 
