@@ -68,7 +68,11 @@ class TrailingProjection:
             self._checkpoint = before = self._checkpoint or self._find()
             if before.position >= head and before.is_live:
                 return
-            done = self._batch(before, head, on_record) if before.position < head else Batch(before, 0, 0)
+            try:
+                done = self._batch(before, head, on_record) if before.position < head else Batch(before, 0, 0)
+            except BaseException:  # the story may have run ahead of the rows: begin from what is in the database
+                self._checkpoint = self._story = None
+                raise
             if done is None:  # somebody else was there
                 self._checkpoint = self._story = None
                 continue

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from refold.journal.errors import JournalError
 from refold.journal.stores import open_reader
 from refold.projections.audit.schema import FACTS
 from refold.projections.audit.story import pack, unpack
@@ -174,3 +175,34 @@ def test_sqlalchemy_is_not_needed_for_sqlite():
     code = "import sys, refold.projections.audit.sqlite_writer, refold.projections.audit.trailing; print('sqlalchemy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_in_a_batch_costs_nothing_but_the_batch(late, tmp_path, expected):
+    """Of a commit that failed, and of one that failed only to say that it hadn't."""
+    url = write(path_url(tmp_path), RECORDS)
+    writer, reader = writer_of(url), open_reader(url)
+    commit, calls = writer.commit, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) % 3:
+            return commit(*arguments)
+        if late:
+            commit(*arguments)
+        raise JournalError("the disk is full; free some")
+
+    writer.commit = failing
+    trailing, failures = TrailingProjection(reader, writer, "main", max_rows=9), 0
+    while True:
+        try:
+            for _ in trailing.catch_up():
+                pass
+        except JournalError:
+            failures += 1
+        else:
+            break
+    writer.close()
+    reader.close()
+    assert failures > 3
+    assert contents(url, TABLES) == expected
