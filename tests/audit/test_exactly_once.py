@@ -204,5 +204,5 @@ def test_an_error_in_a_batch_costs_nothing_but_the_batch(late, tmp_path, expecte
             break
     writer.close()
     reader.close()
-    assert failures > 3
+    assert failures >= 3
     assert contents(url, TABLES) == expected
