@@ -12,8 +12,7 @@ from refold.engine.audit.place import forget_beside
 from refold.engine.history.redaction import RedactionPlan
 from refold.engine.life import Life
 from refold.engine.messages import Ask
-from refold.engine.prompts import check_text
-from refold.engine.submissions import check_request_id
+from refold.engine.submissions import check_line, check_request_id
 from refold.journal.archives import border_of
 from refold.journal.codec import encode
 from refold.journal.errors import Rejected
@@ -58,7 +57,7 @@ def redact_at_rest(url: str, request_id: str, reason: str = "", stream: str = DE
     reader = open_reader(url)
     try:
         plan.follow(reader.read(stream))
-        plan.command(_checked(reason))
+        plan.command(check_line("reason", reason, _MAX_REASON_CHARS))
     finally:
         reader.close()
     store = open_store(url)
@@ -77,7 +76,7 @@ def redact_live(life: Life, request_id: str, reason: str, url: str) -> Redaction
     """Redact a request in the journal, at `url`, of an engine that goes on. Blocking. Raises as `redact_at_rest`."""
     store, stream, core = _erasing(life.store), life.stream, life.core
     plan = RedactionPlan(check_request_id(request_id))
-    _checked(reason)
+    check_line("reason", reason, _MAX_REASON_CHARS)
     for _ in range(_MAX_ROUNDS):  # an engine that writes faster than this reads would never be caught
         durable = core.durable_position
         plan.follow(store.read(stream, plan.position, durable))
@@ -112,10 +111,3 @@ def _erasing(store: JournalStore) -> ErasingStore:
             f"a {type(store).__name__} can't erase: copy the journal to SQLite or PostgreSQL, and redact it there"
         )
     return store
-
-
-def _checked(reason: str) -> str:
-    checked = check_text("reason", reason, _MAX_REASON_CHARS)
-    if not checked.isprintable():
-        raise Rejected(f"reason is {checked[:80]!a}: give at most {_MAX_REASON_CHARS} printable characters")
-    return checked

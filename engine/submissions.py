@@ -71,7 +71,7 @@ class Desk:
             arrival_ns=time.time_ns(),
             priority=check_priority(priority),
             cache_salt=check_text("cache_salt", cache_salt, MAX_SALT_CHARS),
-            tenant=_check_tenant(tenant),
+            tenant=check_line("tenant", tenant, MAX_NAME_CHARS),
             resumable=resumable,
         )
         make = (lambda _: command) if params.seed is not None else (lambda state: self._seeded(command, state))
@@ -110,10 +110,11 @@ def check_request_id(request_id: object) -> str:
     return checked
 
 
-def _check_tenant(tenant: object) -> str:
-    checked = check_text("tenant", tenant, MAX_NAME_CHARS)
+def check_line(name: str, value: object, max_chars: int) -> str:
+    """Return `value` if it is a text of printable characters; raises Rejected, with its name, otherwise."""
+    checked = check_text(name, value, max_chars)
     if not checked.isprintable():
-        raise Rejected(f"tenant is {checked!a}: give at most {MAX_NAME_CHARS} printable characters")
+        raise Rejected(f"{name} is {checked[:80]!a}: give at most {max_chars} printable characters")
     return checked
 
 

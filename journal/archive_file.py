@@ -22,7 +22,7 @@ import msgspec
 from refold.journal import archive_parquet
 from refold.journal.archives import Archive
 from refold.journal.errors import JournalCorrupt, JournalError, SchemaTooNew
-from refold.journal.record import Head, Record, content_to_store, head_after, restored, size_of
+from refold.journal.record import Head, Record, content_to_store, head_after, in_groups, restored
 from refold.journal.stores.segments.compression import best_codec, codec
 
 PARQUET = ".parquet"
@@ -65,7 +65,7 @@ def write_archive(path: Path, stream: str, records: Iterable[Record]) -> Archive
     beside = path.with_name(path.name + ".part")
     try:
         if path.suffix == PARQUET:
-            start, head = archive_parquet.write_rows(beside, _grouped(records))
+            start, head = archive_parquet.write_rows(beside, in_groups(records, BLOCK_RECORDS, BLOCK_BYTES))
         else:
             with beside.open("wb") as file:
                 start, head = _write(file, stream, records)
@@ -117,7 +117,7 @@ def read_archive(path: Path, start: int = 0, stop: int | None = None) -> Iterato
 def _write(file: BinaryIO, stream: str, records: Iterable[Record]) -> tuple[int, Head]:
     blocks: list[_Block] = []
     head: Head | None = None
-    for group in _grouped(records):
+    for group in in_groups(records, BLOCK_RECORDS, BLOCK_BYTES):
         if head is None:
             header = msgspec.json.encode(_Header(stream, group[0].position, _LAYOUT))
             file.write(_MAGIC + _LENGTH.pack(len(header)) + header)
@@ -127,19 +127,6 @@ def _write(file: BinaryIO, stream: str, records: Iterable[Record]) -> tuple[int,
     index = msgspec.msgpack.encode(blocks)
     file.write(index + _LENGTH.pack(len(index)) + hashlib.sha256(index).digest() + _MAGIC)
     return blocks[0].start, head
-
-
-def _grouped(records: Iterable[Record]) -> Iterator[list[Record]]:
-    group: list[Record] = []
-    num_bytes = 0
-    for record in records:
-        group.append(record)
-        num_bytes += size_of(record)
-        if num_bytes >= BLOCK_BYTES or len(group) >= BLOCK_RECORDS:
-            yield group
-            group, num_bytes = [], 0
-    if group:
-        yield group
 
 
 def _write_block(file: BinaryIO, group: list[Record]) -> _Block:

@@ -14,7 +14,6 @@ from typing import Any
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import Head, Record, content_to_store, head_after, restored
 
-GROUP_RECORDS = 8192
 _LEVEL = 10
 _COLUMNS = ("position", "engine_epoch", "schema_version", "time_ns", "body", "content", "content_hash", "hash")
 _TEXTS = (4, 5)

@@ -9,11 +9,11 @@ What was erased from the source before it was copied is not in the copy. What is
 The source may be written meanwhile: what was there when the copying began is copied, or, to follow, whatever comes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from refold.journal.errors import JournalCorrupt, Rejected
-from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, size_of
+from refold.journal.record import EMPTY_HEAD, Head, head_after, in_groups
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotReader, SnapshotStore
 from refold.journal.store import JournalReader
@@ -71,7 +71,7 @@ def copy_on(
     head = start
     there = start._replace(engine_epoch=0)
     records = verified(source.read(stream, start.position, goal.position), there, goal, is_whole=False)
-    for batch in batches(records):
+    for batch in in_groups(records, BATCH_RECORDS, BATCH_BYTES):
         head = target.append(stream, batch)
         on_records(len(batch))
     return head
@@ -128,17 +128,3 @@ def copy_newest_snapshot(source: JournalReader, target: object, stream: str, sto
             target.save_snapshot(stream, snapshot)
             return entry.position
     return None
-
-
-def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records in lists that one transaction takes well."""
-    batch: list[Record] = []
-    num_bytes = 0
-    for record in records:
-        batch.append(record)
-        num_bytes += size_of(record)
-        if len(batch) >= BATCH_RECORDS or num_bytes >= BATCH_BYTES:
-            yield batch
-            batch, num_bytes = [], 0
-    if batch:
-        yield batch

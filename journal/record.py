@@ -11,7 +11,7 @@ can be erased, and the chain still holds. Records of schema version 1 have all i
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from refold.journal.events import SCHEMA_VERSION
@@ -129,6 +129,20 @@ def restored(row: Sequence[Any]) -> Record:
     else:
         content_hash = b"" if is_old or content is None else content_digest(content)
     return Record(position, engine_epoch, schema_version, time_ns, body, content, content_hash, digest)
+
+
+def in_groups(records: Iterable[Record], max_records: int, max_bytes: int) -> Iterator[list[Record]]:
+    """Records in lists that end with the one that reaches a bound."""
+    group: list[Record] = []
+    num_bytes = 0
+    for record in records:
+        group.append(record)
+        num_bytes += size_of(record)
+        if len(group) >= max_records or num_bytes >= max_bytes:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
 
 
 def size_of(record: Record) -> int:

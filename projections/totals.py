@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from refold.journal.events import (
+    EngineClosed,
+    EngineOpened,
     Event,
     OutputDelivered,
     RequestFinished,
@@ -20,6 +22,7 @@ class Totals:
 
     __slots__ = (
         "finished",
+        "is_closed",
         "lost_steps",
         "lost_workers",
         "preemptions",
@@ -44,6 +47,11 @@ class Totals:
         self.stale_tokens_dropped = 0
         self.lost_workers = 0
         self.lost_steps = 0
+        self.is_closed = False
+
+    def counts(self) -> dict[str, Any]:
+        """Every count by its name."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "is_closed"}
 
     def observe_all(self, events: Iterable[Event]) -> None:
         """Count events."""
@@ -82,12 +90,23 @@ def _stale(totals: Totals, event: StaleOutputConsumed) -> None:
     totals.stale_tokens_dropped += sum(event.counts) - delivered
 
 
+def _opened(totals: Totals, event: EngineOpened) -> None:  # noqa: ARG001
+    totals.is_closed = False
+
+
+def _closed(totals: Totals, event: EngineClosed) -> None:  # noqa: ARG001
+    totals.is_closed = True
+
+
 def _worker_lost(totals: Totals, event: WorkerLost) -> None:
-    totals.lost_workers += 1
+    """The worker of an engine that closed in good order wasn't lost: it ended with its engine."""
+    totals.lost_workers += not totals.is_closed
     totals.lost_steps += len(event.steps)
 
 
 _OBSERVERS: dict[type[Event], Callable[[Totals, Any], None]] = {
+    EngineOpened: _opened,
+    EngineClosed: _closed,
     RequestSubmitted: _submitted,
     RequestFinished: _finished,
     StepScheduled: _step,

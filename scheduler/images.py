@@ -174,6 +174,7 @@ class TotalsImage(Image):
     """Of `Totals`."""
 
     finished: dict[str, int]
+    is_closed: bool
     lost_steps: int
     lost_workers: int
     preemptions: int

@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -226,21 +226,27 @@ def _is_servable(engine: "Engine", asked: "Asked", printer: "Printer") -> bool:
 
     What only the journal knows comes later: whether an id is taken.
     """
+    request_id = "this" if asked.request_id is None else asked.request_id
+    return _passes(
+        lambda: engine.check(asked.prompt, asked.sampling, request_id=request_id, **_order(asked)), asked, printer
+    )
+
+
+def _passes(attempt: Callable[[], object], asked: "Asked", printer: "Printer") -> bool:
+    """Try something with a prompt. One that is rejected is reported, and stands in nobody's way."""
     from refold.journal.errors import Rejected
 
     try:
-        engine.check(
-            asked.prompt,
-            asked.sampling,
-            request_id="this" if asked.request_id is None else asked.request_id,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-        )
+        attempt()
     except Rejected as error:
         line, hint, _ = explain(error)
         printer.reject(asked.place, line, hint)
         return False
     return True
+
+
+def _order(asked: "Asked") -> dict[str, Any]:
+    return {"priority": asked.priority, "cache_salt": asked.cache_salt}
 
 
 def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
@@ -257,8 +263,10 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
         raise _nothing_to_do()
     status, ids = 0, list(left)
     for each in asked:
-        status = max(status, _submit(engine, each, ids, printer))
-        submission.num_journaled += 1
+        if _submit(engine, each, ids, printer):
+            submission.num_journaled += 1
+        else:
+            status = USAGE
     engine.await_worker()
     printer.expect(ids, {each.request_id: _title(each) for each in asked if each.request_id is not None})
     with bar("generating", len(ids), "requests") as progress:
@@ -281,21 +289,10 @@ def _title(asked: "Asked") -> str:
     return safe(line if len(line) <= _MAX_TITLE else line[: _MAX_TITLE - 1] + "\N{HORIZONTAL ELLIPSIS}")
 
 
-def _submit(engine: "Engine", asked: "Asked", ids: list[str], printer: "Printer") -> int:
-    """Submit one prompt. One that is rejected is reported, and stands in nobody's way."""
-    from refold.journal.errors import Rejected
+def _submit(engine: "Engine", asked: "Asked", ids: list[str], printer: "Printer") -> bool:
+    """Submit one prompt, and note its id; false if it was rejected."""
 
-    try:
-        request_id = engine.enqueue(
-            asked.prompt,
-            asked.sampling,
-            request_id=asked.request_id,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
-        )
-    except Rejected as error:
-        line, hint, _ = explain(error)
-        printer.reject(asked.place, line, hint)
-        return USAGE
-    ids.append(request_id)
-    return 0
+    def submit() -> None:
+        ids.append(engine.enqueue(asked.prompt, asked.sampling, request_id=asked.request_id, **_order(asked)))
+
+    return _passes(submit, asked, printer)

@@ -83,7 +83,6 @@ def _success(verdict: Verdict) -> dict[str, Any]:
         "num_records": verdict.num_records,
         "num_events": verdict.num_events,
         "num_engines": verdict.num_engines,
-        "num_closed_workers": verdict.num_closed_workers,
         "num_digests": verdict.num_digests,
         "num_erased_digests": verdict.num_erased_digests,
         "num_redacted_records": verdict.num_redacted_records,
@@ -91,7 +90,7 @@ def _success(verdict: Verdict) -> dict[str, Any]:
         "num_checks": verdict.num_checks,
         "num_redecided": verdict.num_decided,
         "num_not_redecidable": verdict.num_forgotten,
-        "totals": {name: getattr(totals, name) for name in totals.__slots__},
+        "totals": totals.counts(),
         "laws": list(verdict.laws),
         "head": format_head(verdict.head),
     }
@@ -155,7 +154,7 @@ def _lines(verdict: Verdict) -> list[tuple[str, str]]:
             "trouble",
             (
                 f"{count(totals.preemptions, 'preemption')}, "
-                f"{count(totals.lost_workers - verdict.num_closed_workers, 'worker')} lost "
+                f"{count(totals.lost_workers, 'worker')} lost "
                 f"with {count(totals.lost_steps, 'step')} in flight; "
                 f"stale tokens: {totals.stale_tokens_delivered:,} delivered, {totals.stale_tokens_dropped:,} dropped"
             ),

@@ -10,15 +10,12 @@ from typing import Any
 
 import msgspec
 
-from refold.engine.history.relations import Names
-from refold.engine.history.replay import replay
+from refold.engine.history.replay import unheard
+from refold.engine.history.request_story import RequestStory, told
 from refold.journal.events import Event, OutputDelivered, RequestSubmitted, StaleOutputConsumed, StepScheduled
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.scheduler.state import State
-
-NOBODY = 0
-"""Handles start at 1."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -63,28 +60,20 @@ class _Planned(msgspec.Struct, frozen=True):
     generation: int
 
 
-class BlameStory:
+class BlameStory(RequestStory):
     """Follows a journal and keeps where the tokens of the last request with a client's id came from."""
 
     def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.names = Names()
+        super().__init__(request_id)
         self.origins: list[Origin] = []
-        self._handle = NOBODY
         self._planned: dict[int, _Planned] = {}
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there was such a request."""
-        return self._handle != NOBODY
 
     def observe(self, record: Record, events: Sequence[Event], state: State) -> None:
         """Follow one record; the state is the one behind it."""
         for event in events:
             if isinstance(event, RequestSubmitted):
-                self.names.observe(event)
-                if event.request_id == self.request_id:
-                    self._handle, self.origins, self._planned = event.handle, [], {}
+                if self._is_begun_by(event):
+                    self.origins, self._planned = [], {}
             elif isinstance(event, StepScheduled) and self._handle in event.handles:
                 entry = event.handles.index(self._handle)
                 request = state.requests.by_handle[self._handle]
@@ -133,15 +122,10 @@ def blame(
     reader: JournalReader,
     request_id: str,
     stream: str = DEFAULT_STREAM,
-    on_record: Callable[[], object] | None = None,
+    on_record: Callable[[], object] = unheard,
 ) -> BlameStory:
     """Follow a whole journal. Raises as `replay`."""
-    story = BlameStory(request_id)
-    for record, events, state in replay(reader, stream, expect=reader.head(stream)):
-        story.observe(record, events, state)
-        if on_record is not None:
-            on_record()
-    return story
+    return told(BlameStory(request_id), reader, stream, on_record)
 
 
 def rows(origins: Sequence[Origin]) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from refold.engine.history.replay import fold_event
+from refold.engine.history.replay import fold_event, unheard
 from refold.journal.codec import decode
 from refold.journal.content import is_placeholder
 from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalError, SchemaTooNew
@@ -91,7 +91,7 @@ def write_capsule(
     target: BinaryIO,
     stream: str = DEFAULT_STREAM,
     note: str = "",
-    on_record: Callable[[], object] | None = None,
+    on_record: Callable[[], object] = unheard,
 ) -> CapsuleHeader:
     """Write what is readable of a stream. A journal that contradicts itself is written whole: that is what it is for.
 
@@ -103,8 +103,7 @@ def write_capsule(
     target.write(packer.compress(_ENCODE(header) + b"\n"))
     for record in redacted(verified(reader.read(stream, 0, header.num_records), is_whole=False)):
         target.write(packer.compress(_ENCODE(record) + b"\n"))
-        if on_record is not None:
-            on_record()
+        on_record()
     target.write(packer.flush())
     return header
 

@@ -14,6 +14,7 @@ import msgspec
 
 from refold.engine.history.causes import class_of
 from refold.engine.history.differences import Difference, differences, event_differences
+from refold.engine.history.replay import unheard
 from refold.journal.codec import decode
 from refold.journal.events import Event, RequestSubmitted, SessionTurnEnded
 from refold.journal.record import Record
@@ -54,7 +55,7 @@ def compare(
     streams: tuple[str, str] = (DEFAULT_STREAM, DEFAULT_STREAM),
     *,
     with_times: bool = False,
-    on_record: Callable[[], object] | None = None,
+    on_record: Callable[[], object] = unheard,
 ) -> Compared:
     """Find where two journals part.
 
@@ -70,8 +71,7 @@ def compare(
         parting = _parting(position, one, other, with_times=with_times)
         if parting is not None:
             return Compared(position, copied, parting)
-        if on_record is not None:
-            on_record()
+        on_record()
     return Compared(min(lengths), copied, None)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from refold.engine.history.checkpoints import image_of, state_of
 from refold.engine.history.figures import Figures, Meter
 from refold.engine.history.recording import RecordedTiming, Recording, fitted, recorded
+from refold.engine.history.replay import unheard
 from refold.engine.history.rerun import LinearTiming, Rerun, Timing
 from refold.journal.errors import NotFound, Rejected
 from refold.journal.events import EngineConfig
@@ -103,7 +104,7 @@ def fork(
     changes: Mapping[str, Any],
     timing: LinearTiming | None = None,
     stream: str = DEFAULT_STREAM,
-    on_record: Callable[[], object] | None = None,
+    on_record: Callable[[], object] = unheard,
 ) -> Fork:
     """Play the history behind `position` again, unchanged and changed.
 

@@ -16,7 +16,7 @@ import msgspec
 
 from refold.engine.history.recall import Forgotten, command_of
 from refold.engine.history.recording import Recording
-from refold.engine.history.replay import fold_event
+from refold.engine.history.replay import fold_event, unheard
 from refold.engine.history.rerun import ModelledWorker
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, Rejected, WorkerLost
@@ -173,9 +173,7 @@ class Heard:
         self.num_events = num_events
 
 
-def orders_of(
-    reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], object] | None = None
-) -> Heard:
+def orders_of(reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], object] = unheard) -> Heard:
     """The orders that led to a journal, as far as its records can be folded; what is behind that isn't told.
 
     Raises:
@@ -197,8 +195,7 @@ def orders_of(
                 fold_event(state, event, record.position, index)
         except InvariantViolation:
             break
-        if on_record is not None:
-            on_record()
+        on_record()
     return Heard(orders, recording.oracle.said, num_events)
 
 

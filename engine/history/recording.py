@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from refold.engine.history.recall import Forgotten, command_of
-from refold.engine.history.replay import replay
+from refold.engine.history.replay import replay, unheard
 from refold.engine.history.rerun import Arrival, LinearTiming
 from refold.journal.errors import Rejected
 from refold.journal.events import Event, OutputDelivered, StaleOutputConsumed, StepScheduled, WorkerLost
@@ -191,11 +191,10 @@ def fitted(steps: Sequence[Step]) -> LinearTiming:
 
 
 def recorded(
-    reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], object] | None = None
+    reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], object] = unheard
 ) -> Iterator[tuple[Record, list[Event], State, Recording]]:
     """Every record with the state behind it, and what was outside so far. Raises as `replay`."""
     recording = Recording()
     for record, events, state in replay(reader, stream, expect=reader.head(stream), before=recording.observe):
-        if on_record is not None:
-            on_record()
+        on_record()
         yield record, events, state, recording

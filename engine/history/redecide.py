@@ -11,7 +11,7 @@ from typing import NamedTuple
 from refold.engine.history.causes import Cause, cause_of_decision
 from refold.engine.history.differences import Difference, event_differences
 from refold.engine.history.recall import Forgotten, command_of
-from refold.engine.history.replay import replay
+from refold.engine.history.replay import replay, unheard
 from refold.journal.events import Event
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
@@ -74,7 +74,7 @@ class Decider:
 
 
 def first_divergence(
-    reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], None] | None = None
+    reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], object] = unheard
 ) -> Divergence | None:
     """The first record that today's code would not have made; None if it would have made them all.
 
@@ -85,7 +85,7 @@ def first_divergence(
 
 
 def divergences(
-    reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], None] | None = None
+    reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Callable[[], object] = unheard
 ) -> Iterator[Divergence]:
     """Every record that today's code would not have made.
 
@@ -100,7 +100,6 @@ def divergences(
             found.append(divergence)
 
     for _ in replay(reader, stream, expect=reader.head(stream), before=judge):
-        if on_record is not None:
-            on_record()
+        on_record()
         yield from found
         found.clear()

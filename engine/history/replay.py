@@ -46,6 +46,10 @@ class Replayed(NamedTuple):
     state: State
 
 
+def unheard() -> None:
+    """The progress of a walk that nobody watches."""
+
+
 def replay(
     reader: JournalReader,
     stream: str = DEFAULT_STREAM,

@@ -8,6 +8,7 @@ import msgspec
 
 from refold.engine.history.figures import Figures, Meter
 from refold.engine.history.relations import Names
+from refold.engine.history.replay import unheard
 from refold.engine.history.waits import Wait, Waits, by_reason
 from refold.engine.history.words import preemption_in_words
 from refold.journal.events import (
@@ -83,7 +84,6 @@ class ReportData(NamedTuple):
     duration_ns: int
     num_blocks: int
     figures: Figures
-    latencies: Meter
     lives: list[LifeLine]
     num_lives: int
     samples: list[Sample]
@@ -220,7 +220,6 @@ class _Gather:
             duration_ns=self.last_ns,
             num_blocks=self.num_blocks,
             figures=self.meter.figures(),
-            latencies=self.meter,
             lives=lives,
             num_lives=self.num_lives,
             samples=thinned(self.samples, NUM_BUCKETS),
@@ -244,14 +243,13 @@ _TELLERS: dict[type[Event], Callable[[_Gather, int, Record, Any], None]] = {
 
 
 def gather(
-    replayed: Iterable[tuple[Record, Sequence[Event], State]], on_record: Callable[[], object] | None = None
+    replayed: Iterable[tuple[Record, Sequence[Event], State]], on_record: Callable[[], object] = unheard
 ) -> ReportData:
     """Gather what a report shows of a whole replay."""
     pass_ = _Gather()
     for record, events, state in replayed:
         pass_.observe(record, events, state)
-        if on_record is not None:
-            on_record()
+        on_record()
     return pass_.data()
 
 

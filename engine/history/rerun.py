@@ -9,8 +9,7 @@ Every decision is today's `decide` on a folded state, as in a live engine.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from refold.journal.errors import Rejected
@@ -186,24 +185,3 @@ class Rerun:
                 self._done_ns.append(self._free_at_ns)
                 self._worker.take(self.state, event)
         yield Fact(self.now_ns, command, events)
-
-
-class SeededOracle:
-    """Tokens that follow from each request's seed and the position: the simulated worker's."""
-
-    def __init__(self, token: Callable[[Request, int], int]) -> None:
-        self._token = token
-
-    def token(self, request: Request, position: int) -> int:
-        """See `Oracle`."""
-        return self._token(request, position)
-
-    def num_accepted(self, request: Request, position: int, drafts: list[int] | None, num_drafts: int) -> int:
-        """Own drafts are right two times in three; given ones are compared."""
-        if drafts is None:
-            return num_drafts * 2 // 3
-        right = 0
-        with suppress(IndexError):
-            while drafts[right] == self._token(request, position + right):
-                right += 1
-        return right

@@ -24,7 +24,7 @@ from refold.engine.history.checkpoints import Checkpoints, image_of, state_of
 from refold.engine.history.differences import Difference, differences
 from refold.engine.history.portrait import portrait
 from refold.engine.history.relations import Names, handles_of
-from refold.engine.history.replay import Replayed, fold_event
+from refold.engine.history.replay import Replayed, fold_event, unheard
 from refold.engine.history.times import position_of_time, record_at
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt, NotFound
@@ -171,11 +171,10 @@ class Timeline:
         """The records behind the cursor, one after the other, up to position `stop` (exclusive)."""
         return self._walk(self._length if stop is None else min(stop, self._length))
 
-    def warm(self, on_record: Callable[[], object] | None = None) -> "Timeline":
+    def warm(self, on_record: Callable[[], object] = unheard) -> "Timeline":
         """Fold everything once, and leave checkpoints everywhere. The cursor ends at the last record."""
         for _ in self:
-            if on_record is not None:
-                on_record()
+            on_record()
         return self
 
     def next_of(self, request_id: str) -> bool:
@@ -210,12 +209,11 @@ class Timeline:
                 low = middle
         return high
 
-    def scan(self, predicate: Predicate, start: int = 0, on_record: Callable[[], object] | None = None) -> int | None:
+    def scan(self, predicate: Predicate, start: int = 0, on_record: Callable[[], object] = unheard) -> int | None:
         """The first position from `start` on at which it holds, asking at each."""
         self.seek(start - 1)
         for place in self.onward():
-            if on_record is not None:
-                on_record()
+            on_record()
             if predicate(place.state):
                 return place.record.position
         return None

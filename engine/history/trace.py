@@ -12,6 +12,7 @@ import msgspec
 
 from refold.engine.history.plain import safe
 from refold.engine.history.relations import Names
+from refold.engine.history.replay import unheard
 from refold.engine.history.words import preemption_in_words
 from refold.journal.events import (
     Event,
@@ -221,7 +222,7 @@ _TELLERS: dict[type[Event], Callable[[Tracer, float, Record, Any], Iterator[Row]
 def write_trace(
     replayed: Iterable[tuple[Record, Sequence[Event], State]],
     target: TextIO,
-    on_record: Callable[[], object] | None = None,
+    on_record: Callable[[], object] = unheard,
 ) -> int:
     """Write the trace of a whole replay as it comes; returns the number of its rows."""
     tracer, encode, count = Tracer(), msgspec.json.Encoder().encode, 0
@@ -236,8 +237,7 @@ def write_trace(
     put(tracer.begin())
     for record, events, state in replayed:
         put(tracer.observe(record, events, state))
-        if on_record is not None:
-            on_record()
+        on_record()
     put(tracer.end())
     target.write("\n]}\n")
     return count

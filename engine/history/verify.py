@@ -14,10 +14,10 @@ from typing import NamedTuple
 from refold.engine.history.causes import Cause, cause_of_law, gap_in
 from refold.engine.history.redaction import erased_of
 from refold.engine.history.redecide import Decider, Divergence
-from refold.engine.history.replay import Contradiction, fold_event
+from refold.engine.history.replay import Contradiction, fold_event, unheard
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalError, Rejected
-from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest, WorkerLost
+from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import attestation_of, read_verified, verified
@@ -36,16 +36,12 @@ _LAW = re.compile(r"^(L\d+) broken")
 
 
 class Verdict(NamedTuple):
-    """A clean bill: what was counted, the laws that were checked after each event, and the head to remember.
-
-    `num_closed_workers` of the totals' lost workers weren't lost: they ended with an engine that closed in good order.
-    """
+    """A clean bill: what was counted, the laws that were checked after each event, and the head to remember."""
 
     totals: Totals
     num_records: int
     num_events: int
     num_engines: int
-    num_closed_workers: int
     num_digests: int
     num_erased_digests: int
     num_redacted_records: int
@@ -81,7 +77,7 @@ def verify_journal(
     reader: JournalReader,
     stream: str = DEFAULT_STREAM,
     expect: Head | None = None,
-    on_record: Callable[[], None] | None = None,
+    on_record: Callable[[], object] = unheard,
     *,
     redecide: bool = False,
     every_event: bool = False,
@@ -109,8 +105,7 @@ def verify_journal(
             totals.observe_all(events)
             kinds.update(map(type, events))
             head = head_after(record)
-            if on_record is not None:
-                on_record()
+            on_record()
         if head.position:
             judge.check(head.position - 1, len(events) - 1, events[-1])
     except (Contradiction, JournalCorrupt) as error:
@@ -121,7 +116,6 @@ def verify_journal(
         num_records=head.position,
         num_events=kinds.total(),
         num_engines=kinds[EngineOpened],
-        num_closed_workers=judge.num_closed_workers,
         num_digests=kinds[StateDigest],
         num_erased_digests=judge.book.num_erased_digests,
         num_redacted_records=len(contents.redacted),
@@ -197,7 +191,6 @@ class Judge:
         self.decider = decider
         self.last_clean = -1
         self.num_unchecked = 0
-        self.num_closed_workers = 0
 
     def observe(self, record: Record, events: Sequence[Event]) -> None:
         """Judge one record.
@@ -211,7 +204,6 @@ class Judge:
             if divergence is not None:
                 raise self._l12(divergence)
         for index, event in enumerate(events):
-            self.num_closed_workers += type(event) is WorkerLost and not self.state.is_open
             fold_event(self.state, event, position, index)
             _judged(self.book.follow, self.state, event, position, index)
             self.num_unchecked += len(getattr(event, "handles", ())) or 1

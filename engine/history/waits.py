@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from refold.engine.history.plain import count, listed, safe
-from refold.engine.history.replay import replay
+from refold.engine.history.replay import replay, unheard
 from refold.journal.events import (
     CacheReset,
     EngineOpened,
@@ -184,7 +184,7 @@ def all_waits(
     reader: JournalReader,
     stream: str = DEFAULT_STREAM,
     only: str | None = None,
-    on_record: Callable[[], object] | None = None,
+    on_record: Callable[[], object] = unheard,
 ) -> Iterator[Wait]:
     """Every wait of a journal, in the order in which they end; those that go on last.
 
@@ -194,8 +194,7 @@ def all_waits(
     waits = Waits(only)
     for record, events, state in replay(reader, stream, expect=reader.head(stream)):
         yield from waits.observe(record, events, state)
-        if on_record is not None:
-            on_record()
+        on_record()
     yield from waits.rest()
 
 

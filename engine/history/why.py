@@ -11,10 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from refold.engine.history.blame import NOBODY
 from refold.engine.history.plain import count, listed, safe
-from refold.engine.history.relations import Names
-from refold.engine.history.replay import replay
+from refold.engine.history.replay import unheard
+from refold.engine.history.request_story import RequestStory, told
 from refold.engine.history.waits import Wait, Waits
 from refold.engine.history.words import preemption_in_words, sentence
 from refold.journal.events import (
@@ -61,15 +60,13 @@ class _Stale(msgspec.Struct):
     ended: Link
 
 
-class WhyStory:
+class WhyStory(RequestStory):
     """Follows a journal and keeps the chains of the last request with a client's id. `waits` are all its waits."""
 
     def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.names = Names()
+        super().__init__(request_id)
         self.chains: list[Chain] = []
         self.waits: list[Wait] = []
-        self._handle = NOBODY
         self._follower = Waits(request_id)
         self._cause: Link | None = None
         self._in_flight: dict[int, tuple[int, Link]] = {}
@@ -77,19 +74,13 @@ class WhyStory:
         self._preemption: Chain | None = None
         self._said: dict[int, Link] = {}
 
-    @property
-    def is_known(self) -> bool:
-        """Whether there was such a request."""
-        return self._handle != NOBODY
-
     def observe(self, record: Record, events: Sequence[Event], state: State) -> None:
         """Follow one record; the state is the one behind it."""
         for event in events:
             if isinstance(event, RequestSubmitted):
-                self.names.observe(event)
-                if event.request_id == self.request_id:
+                if self._is_begun_by(event):
                     self._begin(record, event)
-            elif self._handle != NOBODY:
+            elif self.is_known:
                 self._look(record, event, state)
         self._remember(record, events)
         for wait in self._follower.observe(record, events, state):
@@ -103,7 +94,7 @@ class WhyStory:
     # -- what happens to it -------------------------------------------------------------------------------------------
 
     def _begin(self, record: Record, event: RequestSubmitted) -> None:
-        self._handle, self.chains, self.waits = event.handle, [], []
+        self.chains, self.waits = [], []
         self._in_flight, self._stale, self._preemption = {}, {}, None
         self._cause = self._link(record, sentence(event, self.names))
 
@@ -216,13 +207,9 @@ def why(
     reader: JournalReader,
     request_id: str,
     stream: str = DEFAULT_STREAM,
-    on_record: Callable[[], object] | None = None,
+    on_record: Callable[[], object] = unheard,
 ) -> WhyStory:
     """Follow a whole journal. Raises as `replay`."""
-    story = WhyStory(request_id)
-    for record, events, state in replay(reader, stream, expect=reader.head(stream)):
-        story.observe(record, events, state)
-        if on_record is not None:
-            on_record()
+    story = told(WhyStory(request_id), reader, stream, on_record)
     story.end()
     return story

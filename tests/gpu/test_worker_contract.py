@@ -7,30 +7,11 @@ import pytest
 from refold.gpu.batch import Worker
 from refold.gpu.factory import create_worker
 from refold.gpu.simulated import SimulatedWorker
-from refold.gpu.weights import describe_model
 from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import EngineConfig, Sampling
 from tests.kit import tiny_llama
-from tests.kit.worker_contract import WorkerContract
+from tests.kit.worker_contract import WorkerContract, config_for
 from tests.kit.worker_driver import WorkerDriver
-
-
-def config_for(model: str, **changes: object) -> EngineConfig:
-    fields: dict[str, object] = {
-        "model": model,
-        "model_fingerprint": "",
-        "vocab_size": 1000,
-        "eos_token_ids": (2,),
-        "max_model_len": 768,
-        "block_size": 8,
-        "num_blocks": 96,
-        "max_num_seqs": 16,
-        "max_num_batched_tokens": 64,
-    }
-    if model != "simulated":
-        found = describe_model(model)
-        fields |= {"model_fingerprint": found.fingerprint, "vocab_size": found.vocab_size}
-    return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,7 @@
 """Twenty journals of engines with a fault are shrunk to short tests, and each still fails in the same way."""
 
-import os
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +11,9 @@ from refold.journal.errors import Rejected
 from refold.scheduler.commands import ScheduleStep
 from tests.history.journals import sealed
 from tests.history.readers import ListReader
-from tests.kit.faults import PLUGIN_VARIABLE, planted
+from tests.kit.faults import planted, run_pytest
 from tests.kit.simulation import Simulation
 
-ROOT = Path(__file__).resolve().parents[2]
 LIVES = (
     ("share_uncounted", 3, 0.98),
     ("epoch_not_raised", 7, 0.98),
@@ -92,14 +87,7 @@ def test_the_written_test_needs_nothing_but_refold(tmp_path):
     assert "from tests" not in text
     file.write_text(text)
     for fault, status in (("share_uncounted", 1), ("", 0)):
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "tests.kit.faults", "-p", "no:cacheprovider", str(file)],
-            cwd=ROOT,
-            env=os.environ | {PLUGIN_VARIABLE: fault, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_pytest(file, fault)
         assert done.returncode == status, done.stdout + done.stderr
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from refold import migrations
 from refold.journal import copying
-from refold.journal.copying import batches, check_beginning, copy_on, copy_stream, verify_copy
+from refold.journal.copying import check_beginning, copy_on, copy_stream, verify_copy
 from refold.journal.errors import Fenced, JournalCorrupt, JournalOwned, Rejected
-from refold.journal.record import EMPTY_HEAD, head_after
+from refold.journal.record import EMPTY_HEAD, head_after, in_groups
 from refold.journal.stores import open_reader, open_store
 from refold.journal.stores.memory import MemoryStore
 from refold.journal.testing import make_records
@@ -217,13 +217,11 @@ def test_check_beginning_reads_one_record():
     assert Counting.reads == 1
 
 
-def test_batches_are_bounded_by_count_and_by_bytes(monkeypatch):
+def test_groups_are_bounded_by_count_and_by_bytes():
     records = lives(10)
-    monkeypatch.setattr(copying, "BATCH_RECORDS", 4)
-    assert [len(batch) for batch in batches(records)] == [4, 4, 2]
-    monkeypatch.setattr(copying, "BATCH_BYTES", 1)
-    assert [len(batch) for batch in batches(records)] == [1] * 10
-    assert list(batches([])) == []
+    assert [len(group) for group in in_groups(records, 4, 1 << 20)] == [4, 4, 2]
+    assert [len(group) for group in in_groups(records, 4, 1)] == [1] * 10
+    assert list(in_groups([], 4, 1)) == []
 
 
 COPY = """

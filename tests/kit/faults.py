@@ -14,6 +14,7 @@ import importlib
 import inspect
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from tests.kit.simulation import Simulation
 MAX_SEEDS = 3000
 PATIENCE_S = 30
 PLUGIN_VARIABLE = "REFOLD_PLANTED_FAULT"
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 _FOR_GOOD = ExitStack()
 
@@ -206,6 +209,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     survivors = [kill.fault.name for kill in kills if kill.failure is None]
     print(f"{len(kills)} faults, {len(survivors)} survive{': ' + ', '.join(survivors) if survivors else ''}")
     return 1 if survivors else 0
+
+
+def run_pytest(file: Path, fault: str) -> subprocess.CompletedProcess[str]:
+    """Run a test file in a process of its own, with a fault planted; with none if it is empty."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.kit.faults", "-p", "no:cacheprovider", str(file)],
+        cwd=_ROOT,
+        env=os.environ | {PLUGIN_VARIABLE: fault, "PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 def pytest_configure() -> None:

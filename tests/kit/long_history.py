@@ -9,15 +9,17 @@ some prefixes; the pool is short enough that some are preempted, with output in 
 import argparse
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from refold import migrations
-from refold.engine.history.rerun import Arrival, Fact, LinearTiming, Rerun, SeededOracle
+from refold.engine.history.rerun import Arrival, Fact, LinearTiming, Rerun
 from refold.gpu.simulated import simulated_token
 from refold.journal.codec import encode
 from refold.journal.events import EngineConfig, Event, Sampling
 from refold.journal.record import Head, head_after, seal
 from refold.journal.stores import open_store
+from refold.projections.requests import Request
 from refold.scheduler.commands import AbortRequest, CloseEngine, RecordDigest, SubmitRequest
 from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold_all
@@ -27,6 +29,27 @@ from tests.kit.drive import config
 START_NS = 1_790_000_000_000_000_000
 DIGEST_EVERY = 256
 RECORDS_PER_APPEND = 512
+
+
+class SeededOracle:
+    """Tokens that follow from each request's seed and the position: the simulated worker's."""
+
+    def __init__(self, token: Callable[[Request, int], int]) -> None:
+        self._token = token
+
+    def token(self, request: Request, position: int) -> int:
+        """See `Oracle`."""
+        return self._token(request, position)
+
+    def num_accepted(self, request: Request, position: int, drafts: list[int] | None, num_drafts: int) -> int:
+        """Own drafts are right two times in three; given ones are compared."""
+        if drafts is None:
+            return num_drafts * 2 // 3
+        right = 0
+        with suppress(IndexError):
+            while drafts[right] == self._token(request, position + right):
+                right += 1
+        return right
 
 
 def service_config(width: int, **changes: object) -> EngineConfig:

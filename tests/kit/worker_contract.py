@@ -4,8 +4,28 @@ import pytest
 from msgspec.structs import replace
 
 from refold.gpu.batch import Worker
+from refold.gpu.weights import describe_model
 from refold.journal.events import EngineConfig, Sampling
 from tests.kit.worker_driver import Request, WorkerDriver
+
+
+def config_for(model: str = "simulated", **changes: object) -> EngineConfig:
+    """A small engine's configuration for a model."""
+    fields: dict[str, object] = {
+        "model": model,
+        "model_fingerprint": "",
+        "vocab_size": 1000,
+        "eos_token_ids": (2,),
+        "max_model_len": 768,
+        "block_size": 8,
+        "num_blocks": 96,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+    }
+    if not model.startswith("simulated"):
+        found = describe_model(model)
+        fields |= {"model_fingerprint": found.fingerprint, "vocab_size": found.vocab_size}
+    return EngineConfig(**(fields | changes))  # type: ignore[arg-type]
 
 
 class WorkerContract:

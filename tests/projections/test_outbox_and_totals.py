@@ -1,8 +1,11 @@
 """What clients may have, and how much of everything there was: by the journal alone, and the same from both ends."""
 
+from itertools import pairwise
+
 import pytest
 
 from refold.journal.events import (
+    EngineClosed,
     OutputDelivered,
     RequestFinished,
     RequestPreempted,
@@ -142,7 +145,9 @@ def test_totals_are_what_the_journal_adds_up_to(life: object) -> None:
         totals.observe_all(events)
     got, finished = outputs(drive), all_of(RequestFinished, drive.records)
     stale = all_of(StaleOutputConsumed, drive.records)
-    lost = all_of(WorkerLost, drive.records)
+    lost, closed = all_of(WorkerLost, drive.records), 0
+    for before, after in pairwise(e for events in drive.records for e in events):
+        closed += type(before) is EngineClosed and type(after) is WorkerLost
     assert totals.requests == len(got) == len(finished)
     assert totals.tokens == sum(len(tokens) for tokens in got.values())
     assert totals.finished == {r: [e.reason for e in finished].count(r) for r in {e.reason for e in finished}}
@@ -151,6 +156,6 @@ def test_totals_are_what_the_journal_adds_up_to(life: object) -> None:
     assert totals.steps == len(all_of(StepScheduled, drive.records))
     assert totals.preemptions == len(all_of(RequestPreempted, drive.records))
     assert totals.stale_tokens_delivered + totals.stale_tokens_dropped == sum(len(e.token_ids) for e in stale)
-    assert (totals.lost_workers, totals.lost_steps) == (len(lost), sum(len(e.steps) for e in lost))
+    assert (totals.lost_workers, totals.lost_steps) == (len(lost) - closed, sum(len(e.steps) for e in lost))
     current = sum(len(e.token_ids) for e in all_of(OutputDelivered, drive.records))
     assert totals.tokens == current + totals.stale_tokens_delivered

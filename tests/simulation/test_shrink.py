@@ -1,8 +1,5 @@
 """A failure is shrunk to a few orders, and becomes a test that fails as long as the fault is there."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -10,25 +7,11 @@ import pytest
 
 from refold.journal.events import Sampling
 from refold.scheduler.commands import ScheduleStep, SubmitRequest
-from tests.kit.faults import PLUGIN_VARIABLE, planted
+from tests.kit.faults import planted, run_pytest
 from tests.kit.player import Answer, Reopen
 from tests.kit.shrink import Failure, attempt, source
 from tests.kit.simulation import Simulation
 from tests.kit.simulator import main
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_pytest(file: Path, fault: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.kit.faults", "-p", "no:cacheprovider", str(file)],
-        cwd=ROOT,
-        env=os.environ | {PLUGIN_VARIABLE: fault, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 def a_long_life_that_fails() -> tuple[int, Failure]:
