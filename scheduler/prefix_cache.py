@@ -11,7 +11,7 @@ from refold.projections.requests import Request
 from refold.scheduler.free_blocks import NO_HIT, Hit
 from refold.scheduler.scratch import Plan
 
-_is_block = (0).__le__
+_is_block = (0).__le__  # what a look-up answers; -1 where there is none
 
 
 def prefix_hit(plan: Plan, request: Request) -> Hit:
