@@ -16,6 +16,7 @@ from refold.engine.cli.console import (
     verb,
 )
 from refold.engine.cli.failures import BUG, INTERRUPTED, USAGE, Complaint, explain
+from refold.engine.cli.submission import Submission, is_memory
 from refold.engine.cli.typed import typed
 from refold.engine.history.plain import count, listed, safe
 
@@ -95,7 +96,7 @@ def command(
     as_chat = _has_chat_template(engine) if chat is None else chat
     for each in asked:
         each.prompt = _as_chat(each.prompt) if as_chat else each.prompt
-    submission = Submission([each for each in asked if _is_servable(engine, each, printer)], len(asked), model, journal)
+    submission = Submission([each for each in asked if _is_servable(engine, each, printer)], model, journal)
     if asked and not submission.asked:
         raise SystemExit(USAGE)
     if not asked:
@@ -103,35 +104,13 @@ def command(
     with _explained(submission), engine.open(await_worker=False), _impatient():
         assert engine.recovery is not None
         _report_recovery(engine.recovery)
-        _name(asked, journal)
+        submission.since = _name(asked, journal)
         status = max(_serve(engine, submission, printer), USAGE if len(submission.asked) < len(asked) else 0)
-    can_tell = printer.last_id and not _is_memory(journal)
+    can_tell = printer.last_id and not is_memory(journal)
     tells = f"; `{typed('request', printer.last_id, journal)}` tells more" if can_tell else ""
     note(f"journal: {named(journal)}{tells}")
     if status:
         raise SystemExit(status)
-
-
-class Submission:
-    """What one run has to submit, and how far it has come: what an error's hint must know."""
-
-    def __init__(self, asked: "list[Asked]", num_asked: int, model: str, journal: str) -> None:
-        self.asked = asked
-        self.num_asked = num_asked
-        self.num_journaled = 0
-        self.is_open = False
-        self._model, self._journal = model, journal
-
-    def how_to_go_on(self) -> str:
-        """What to do after an interruption, by what is in the journal."""
-        if not self.is_open:
-            return "nothing was submitted yet: run the same command again"
-        if _is_memory(self._journal):
-            return "the journal was in memory only, and is gone with its requests"
-        finish = f"`{typed('run', options=('--model', self._model, '--journal', self._journal))}` finishes what is left"
-        if self.num_journaled == len(self.asked):
-            return f"the journal is whole: {finish}"
-        return f"{self.num_journaled} of {count(len(self.asked), 'prompt')} are in the journal: {finish}; give the others again"
 
 
 @contextlib.contextmanager
@@ -147,18 +126,12 @@ def _explained(submission: Submission) -> Iterator[None]:
         raise Complaint(str(error), submission.how_to_go_on(), BUG) from error
 
 
-def _is_memory(journal: str) -> bool:
-    from refold.journal.stores.location import locate
-
-    return locate(journal).kind == "memory"
-
-
 def _require_journal(journal: str) -> None:
     """Without a prompt there must be something that can be unfinished. More is known only once the journal is folded."""
     from refold.journal.errors import NotFound
     from refold.journal.stores import open_reader
 
-    if _is_memory(journal):
+    if is_memory(journal):
         raise _nothing_to_do()
     try:
         open_reader(journal).close()
@@ -181,17 +154,22 @@ def _impatient() -> Iterator[None]:
         raise
 
 
-def _name(asked: "list[Asked]", journal: str) -> None:
-    """Give short ids to prompts that bring none: `run3-1` is the first of the journal's third engine."""
+def _name(asked: "list[Asked]", journal: str) -> int:
+    """Give short ids to prompts that bring none: `run3-1` is the first of the journal's third engine.
+
+    Returns the journal's length: all that is submitted now comes behind.
+    """
     from refold.journal.errors import JournalError
+    from refold.journal.record import EMPTY_HEAD
 
     try:
         with reading(journal) as reader:
-            epoch = reader.head().engine_epoch
+            head = reader.head()
     except JournalError:  # in memory: there is no other run
-        epoch = 1
+        head = EMPTY_HEAD._replace(engine_epoch=1)
     for number, each in enumerate(asked, start=1):
-        each.request_id = each.request_id if each.request_id is not None else f"run{epoch}-{number}"
+        each.request_id = each.request_id if each.request_id is not None else f"run{head.engine_epoch}-{number}"
+    return head.position
 
 
 def _report_recovery(recovery: "Recovery") -> None:
@@ -263,9 +241,7 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
         raise _nothing_to_do()
     status, ids = 0, list(left)
     for each in asked:
-        if _submit(engine, each, ids, printer):
-            submission.num_journaled += 1
-        else:
+        if not _submit(engine, each, ids, printer):
             status = USAGE
     engine.await_worker()
     printer.expect(ids, {each.request_id: _title(each) for each in asked if each.request_id is not None})

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from refold.engine.cli.prompts_in import Asked
+from refold.engine.cli.submission import Submission
 from refold.engine.cli.typed import quoted, typed
+from refold.engine.config import SamplingParams
+from refold.engine.engine import Engine
 from refold.journal.events import OutputDelivered, StateDigest
+from refold.journal.stores import open_reader
 from tests.cli.command import BARE, process, refold, rows
 from tests.history.journals import eventful_lives, write_journal
 from tests.kit.engines import eventually
@@ -298,14 +303,19 @@ def test_a_prompt_is_in_the_journal_before_its_model_is_loaded(tmp_path: Path, h
 
 
 def test_an_interrupt_before_anything_is_journaled_says_so(tmp_path: Path) -> None:
-    from refold.engine.cli.run import Submission
-
-    submission = Submission([], 0, "simulated", str(tmp_path / "x.db"))
+    submission = Submission([], "simulated", str(tmp_path / "x.db"))
     assert submission.how_to_go_on() == "nothing was submitted yet: run the same command again"
-    submission = Submission(["one", "two", "three"], 3, "simulated", "x.db")  # type: ignore[list-item]
-    submission.is_open, submission.num_journaled = True, 1
+
+
+def test_what_is_in_the_journal_is_asked_of_the_journal(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.db")
+    submission = Submission([Asked("an argument", "hi", SamplingParams(), name) for name in "abc"], "simulated", path)
+    with Engine("simulated", path) as engine:
+        engine.run(["an earlier run's"], request_ids=["c"])
+        submission.is_open, submission.since = True, open_reader(path).head().position
+        engine.run(["hi"], request_ids=["b"])  # its receipt never came back
     assert submission.how_to_go_on() == (
-        "1 of 3 prompts are in the journal: `refold run --model simulated --journal x.db` finishes what is left; "
+        f"1 of 3 prompts are in the journal: `refold run --model simulated --journal {path}` finishes what is left; "
         "give the others again"
     )
 

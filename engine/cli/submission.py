@@ -1,0 +1,54 @@
+"""What one run submits, and how to go on when it is interrupted.
+
+An interruption can fall between the moment a prompt is durable and the moment its receipt comes back. So what is in the
+journal is asked of the journal, once the engine is closed: who is told to give a prompt again must not submit it twice.
+"""
+
+from typing import TYPE_CHECKING
+
+from refold.engine.cli.console import reading
+from refold.engine.cli.typed import typed
+from refold.engine.history.plain import count
+
+if TYPE_CHECKING:
+    from refold.engine.cli.prompts_in import Asked
+
+
+class Submission:
+    """The prompts of one run and where the journal ended before them: what an error's hint must know."""
+
+    def __init__(self, asked: "list[Asked]", model: str, journal: str) -> None:
+        self.asked = asked
+        self.is_open = False
+        self.since = 0
+        self._model, self._journal = model, journal
+
+    def how_to_go_on(self) -> str:
+        """What to do after an interruption, by what is in the journal. The engine must be closed."""
+        if not self.is_open:
+            return "nothing was submitted yet: run the same command again"
+        if is_memory(self._journal):
+            return "the journal was in memory only, and is gone with its requests"
+        finish = f"`{typed('run', options=('--model', self._model, '--journal', self._journal))}` finishes what is left"
+        num_journaled = self._num_journaled()
+        if num_journaled == len(self.asked):
+            return f"the journal is whole: {finish}"
+        return (
+            f"{num_journaled} of {count(len(self.asked), 'prompt')} are in the journal: {finish}; give the others again"
+        )
+
+    def _num_journaled(self) -> int:
+        from refold.journal.codec import decode
+        from refold.journal.events import RequestSubmitted
+
+        ids = {each.request_id for each in self.asked}
+        with reading(self._journal) as reader:
+            events = (event for record in reader.read(start=self.since) for event in decode(record))
+            return sum(event.request_id in ids for event in events if isinstance(event, RequestSubmitted))
+
+
+def is_memory(journal: str) -> bool:
+    """Whether a journal lives in memory only."""
+    from refold.journal.stores.location import locate
+
+    return locate(journal).kind == "memory"
