@@ -163,8 +163,7 @@ class SimulatedWorker:
     def _read_back(self, slot: _Slot) -> None:
         block_size = self._config.block_size
         for index, block in enumerate(slot.block_ids):
-            known = slot.tokens[index * block_size : (index + 1) * block_size]
-            content = self._content[block]
-            for offset, token in enumerate(known):
-                expected = (index * block_size + offset, token)
-                assert content[offset] == expected, f"block {block}[{offset}] holds {content[offset]}, not {expected}"
+            first = index * block_size
+            known = list(enumerate(slot.tokens[first : first + block_size], first))
+            content = self._content[block][: len(known)]
+            assert content == known, f"block {block} holds {content}, not {known}"

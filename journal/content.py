@@ -74,23 +74,47 @@ def is_placeholder(token_id: int) -> bool:
 def take_out(events: Sequence[Event]) -> tuple[Sequence[Event], list[Column]]:
     """The events as the body holds them, and the columns that were taken out."""
     columns: list[Column] = []
-    stored = list(events)
-    for index, event in enumerate(stored):
-        field = TAKEN.get(type(event))
-        if field is None:
-            continue
-        column = getattr(event, field)
-        if field == "drafts":
-            if not column:
-                continue
-            columns.append([token for drafts in column for token in drafts.token_ids])
-            left: Any = [TakenDrafts(entry=d.entry, token_ids=len(d.token_ids)) for d in column]
-        else:
-            left = len(column)
-            if left:
-                columns.append(column)
-        stored[index] = msgspec.structs.replace(event, **{field: left})
+    stored = [event if (take := _TAKE.get(type(event))) is None else take(event, columns) for event in events]
     return stored, columns
+
+
+def _take_token_ids(event: Any, columns: list[Column]) -> Event:
+    if event.token_ids:
+        columns.append(event.token_ids)
+    left: Event = msgspec.structs.replace(event, token_ids=len(event.token_ids))
+    return left
+
+
+def _take_prompt(event: Any, columns: list[Column]) -> Event:
+    if event.prompt_token_ids:
+        columns.append(event.prompt_token_ids)
+    left: Event = msgspec.structs.replace(event, prompt_token_ids=len(event.prompt_token_ids))
+    return left
+
+
+def _take_digest(event: Any, columns: list[Column]) -> Event:
+    if event.digest:
+        columns.append(event.digest)
+    left: Event = msgspec.structs.replace(event, digest=len(event.digest))
+    return left
+
+
+def _take_drafts(event: Any, columns: list[Column]) -> Event:
+    if not event.drafts:
+        return event  # type: ignore[no-any-return]
+    columns.append([token for drafts in event.drafts for token in drafts.token_ids])
+    taken = [TakenDrafts(entry=d.entry, token_ids=len(d.token_ids)) for d in event.drafts]
+    left: Event = msgspec.structs.replace(event, drafts=taken)
+    return left
+
+
+_BY_FIELD = {
+    "token_ids": _take_token_ids,
+    "prompt_token_ids": _take_prompt,
+    "digest": _take_digest,
+    "drafts": _take_drafts,
+}
+_TAKE = {event_type: _BY_FIELD[field] for event_type, field in TAKEN.items()}
 
 
 _Restore = Callable[[Any, "_Columns"], Event]

@@ -109,7 +109,11 @@ class Conduct:
         must(
             request.queue_key == (first, arrival),
             "policy",
-            f"{request.request_id} has key {request.queue_key}, ({first}, {arrival}) is its place",
+            request.request_id,
+            "has key",
+            request.queue_key,
+            "and belongs to",
+            (first, arrival),
         )
 
     # -- after a step -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
 from refold.gpu.simulated import SimulatedWorker
@@ -153,15 +154,16 @@ class Drive:
 
     # -- what the shell does ------------------------------------------------------------------------------------------
 
-    def _serve(self, event: Event) -> None:
-        if isinstance(event, StepScheduled):
+    def _serve(self, event: Any) -> None:
+        kind = type(event)
+        if kind is StepScheduled:
             self.orders.append(self._order(event))
             self.released = []
-        elif isinstance(event, RequestPreempted | RequestFinished | SessionTurnEnded):
+        elif kind in (RequestPreempted, RequestFinished, SessionTurnEnded):
             self.released.append(event.handle)
-        elif isinstance(event, WorkerStarted):
+        elif kind is WorkerStarted:
             self.worker = SimulatedWorker(self.config)
-        elif isinstance(event, WorkerLost):
+        elif kind is WorkerLost:
             self.worker = None
             self.orders.clear()
             self.released = []

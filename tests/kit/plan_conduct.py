@@ -80,7 +80,11 @@ def _judge_entries(state: State, step: StepScheduled) -> None:
         must(
             end + (drafts + 1) * samples <= request.max_total_tokens,
             "early stop",
-            f"{request.request_id} computes for {end + drafts + samples}, {request.max_total_tokens} is its end",
+            request.request_id,
+            "computes for",
+            end + drafts + samples,
+            "of at most",
+            request.max_total_tokens,
         )
         if entry < num_running:
             must(last is None or last < request.queue_key, "policy", request.request_id, "runs before its betters")

@@ -111,7 +111,10 @@ def seen_in(records: Sequence[Sequence[Event]]) -> Counter[str]:
     seen: Counter[str] = Counter()
     for events in records:
         for event in events:
-            seen[type(event).__name__] += 1
+            kind = type(event)
+            seen[kind.__name__] += 1
+            if kind not in (StaleOutputConsumed, OutputDelivered):
+                continue
             if isinstance(event, StaleOutputConsumed):
                 kept = sum(count for count, delivered in zip(event.counts, event.delivered, strict=True) if delivered)
                 seen["stale tokens delivered"] += kept
