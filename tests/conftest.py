@@ -1,6 +1,11 @@
 """What all tests share: a PostgreSQL server, started when the first test asks for it."""
 
+import signal
+
 import pytest
+
+# A shell that runs the tests in its background has them ignore Ctrl-C, and the processes that they start inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
