@@ -114,7 +114,8 @@ class EngineArgs(_Checked):
         admit_full_sequence: admit a request when all its known tokens fit, not just its first chunk.
         decode_stagger: steps between two samples of one request in flight; more than 1 suits a pipeline of devices. None for 1, or
             under `ngram` for max_in_flight_steps: what follows a token can't be looked up before the token is known.
-        speculation: `off`, or drafts from the prompt look-up (`ngram`) or the worker (`worker`); the simulated model only.
+        speculation: `off`, or drafts from the scheduler's prompt look-up (`ngram`) or the worker's (`worker`), which knows its newest tokens
+            and so drafts with steps in flight. The tokens are what they are without.
         num_speculative_tokens: drafts per request and step, at most.
         speculation_by_batch: pairs (batch size, drafts), ascending: up to that many running requests, at most that many
             drafts each, and none in a larger batch; empty for no such rule.
@@ -197,11 +198,6 @@ class EngineArgs(_Checked):
         if max_model_len > model.max_model_len:
             raise Rejected(
                 f"max_model_len is {max_model_len}: model {model.name!r} takes {model.max_model_len} at most"
-            )
-        if self.speculation != "off" and not model.verifies_drafts:
-            raise Rejected(
-                f"speculation is {self.speculation!r}: the worker of model {model.name!r} can't verify drafts yet; set it to "
-                "'off', or use the model 'simulated'"
             )
         num_blocks = _default_num_blocks(model, self.block_size) if self.num_blocks is None else self.num_blocks
         if self.watermark_blocks >= num_blocks:

@@ -50,7 +50,7 @@ class Text(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model by name. `kv_bytes_per_token` is 0 where the cache costs nothing; `verifies_drafts`: its worker can speculate."""
+    """A model by name. `kv_bytes_per_token` is 0 where the cache costs nothing."""
 
     name: str
     fingerprint: str
@@ -60,7 +60,6 @@ class Model:
     kv_bytes_per_token: int
     make_worker: MakeWorker
     load_text: Callable[[], Text]
-    verifies_drafts: bool = False
 
 
 class WorkerOptions(NamedTuple):
@@ -115,7 +114,6 @@ def _simulated(name: str, options: dict[str, int], worker: WorkerOptions) -> Mod
         kv_bytes_per_token=0,
         make_worker=lambda config: _worker(config, worker, "thread"),
         load_text=lambda: NumberText(vocab_size),
-        verifies_drafts=True,
     )
 
 

@@ -1,7 +1,8 @@
 """From a step's entries to its logits: lays rows out, plans attention, runs the model over the cache.
 
 An entry is a run of consecutive tokens of one request, of any length: a decode is an entry of one. All entries of a step are
-one batch of rows. Logits are computed for the last row of entries that sample, and for no other.
+one batch of rows. Logits are computed for the last rows of entries that sample (one, and one more per draft to verify), and
+for no other.
 """
 
 from typing import NamedTuple
@@ -19,12 +20,15 @@ FALLBACK_ROWS = 8
 
 
 class Entry(NamedTuple):
-    """Tokens of one request to compute, from `first_position` on; `block_ids` is its block table, long enough for them."""
+    """Tokens of one request to compute, from `first_position` on; `block_ids` is its block table, long enough for them.
+
+    Logits are wanted for the last `num_logits` of them.
+    """
 
     token_ids: list[int]
     first_position: int
     block_ids: list[int]
-    samples: bool
+    num_logits: int
 
 
 class ModelRunner:
@@ -63,7 +67,7 @@ class ModelRunner:
         }
 
     def run(self, entries: list[Entry]) -> torch.Tensor:
-        """Compute a step. Logits (entries that sample, vocabulary), float32, in the order of `entries`."""
+        """Compute a step. Logits (sum of `num_logits`, vocabulary), float32, in the order of `entries` and their tokens."""
         assert entries, "a step has at least one entry"
         with torch.inference_mode():
             rows, num_sampled = self._rows(entries)
@@ -85,8 +89,7 @@ class ModelRunner:
                 entry.block_ids[position // size] * size + position % size
                 for position in range(entry.first_position, stop)
             ]
-            if entry.samples:
-                sampled.append(len(token_ids) - 1)
+            sampled += range(len(token_ids) - entry.num_logits, len(token_ids))
         plan = plan_attention(spans, self._cache, self._model.spec, min_rows=self._min_query_rows, dtype=self._dtype)
         # Padding repeats row 0 in every respect, so it writes what row 0 writes, where row 0 writes it.
         padding = max(0, self._min_rows - len(token_ids))

@@ -3,14 +3,23 @@
 It holds a slot for each running request and rolls it forward with its own samples, so a step may be ordered before the
 output of the one before it has been read. Every order is checked against the slots before anything is computed: an order
 that doesn't fit means that scheduler and worker have drifted apart, and a worker that has drifted is lost.
+
+With speculation an entry's last tokens are drafts: guesses at what follows the known tokens, the scheduler's or the worker's own.
+All are computed in the one forward pass, each with logits of its own, and a token is chosen at every place as if the drafts
+before it were right. A draft is accepted if it is the token chosen in its place; from the first that isn't, what was computed
+is void. Noise is a function of (seed, position) and a row's bits don't depend on how many rows there are, so what comes out is
+what comes out without drafts. Keys and values of rejected drafts stay in their slots, behind every position that anyone
+reads, until the tokens that belong there overwrite them.
 """
 
 import platform
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
+from refold.gpu.drafting import DraftIndex
 from refold.gpu.model_runner import Entry, ModelRunner
 from refold.gpu.sampler import Draw, choose_tokens
 from refold.gpu.weights import ModelDescription, load_weights
@@ -23,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Slot:
     """A running request as its worker knows it: all tokens, the block table, and how far the cache reaches."""
 
-    __slots__ = ("block_ids", "num_computed_tokens", "num_prompt_tokens", "sampling", "token_ids")
+    __slots__ = ("block_ids", "drafter", "num_computed_tokens", "num_prompt_tokens", "sampling", "token_ids")
 
     def __init__(self, admitted: AdmittedRequest, num_computed_tokens: int) -> None:
         self.token_ids = list(admitted.token_ids)
@@ -31,15 +40,17 @@ class Slot:
         self.num_computed_tokens = num_computed_tokens
         self.num_prompt_tokens = admitted.num_prompt_tokens
         self.sampling: Sampling = admitted.sampling
+        self.drafter = DraftIndex()
 
 
 class _Planned(NamedTuple):
-    """An entry of the order with the slot that it advances."""
+    """An entry of the order with the slot that it advances, up to `stop`; the drafts are for the positions from there on."""
 
     handle: int
     slot: Slot
     stop: int
     samples: bool
+    drafts: list[int]
 
 
 class TorchWorker:
@@ -78,21 +89,26 @@ class TorchWorker:
         assert self._runner is not None, "the worker is closed"
         planned = self._plan(order)
         logits = self._runner.run([_entry(each) for each in planned])
-        sampling = [each for each in planned if each.samples]
-        draws = [Draw(each.handle, each.stop, each.slot.num_prompt_tokens, each.slot.sampling) for each in sampling]
-        tokens = choose_tokens(logits.numpy(), draws, self._config.eos_token_ids)
-        for each in planned:
-            each.slot.num_computed_tokens = each.stop
-        for each, token in zip(sampling, tokens, strict=True):
-            assert 0 <= token < self._config.vocab_size, f"sampled token {token} of {self._config.vocab_size}"
-            each.slot.token_ids.append(token)
+        draws = [draw for each in planned if each.samples for draw in _draws(each)]
+        chosen = iter(choose_tokens(logits.numpy(), draws, self._config.eos_token_ids))
+        sampled = [self._advance(each, list(islice(chosen, _num_logits(each)))) for each in planned]
         return StepOutput(
             step=order.scheduled.step,
             generation=order.generation,
-            counts=[int(each.samples) for each in planned],
-            token_ids=tokens,
+            counts=[len(tokens) for tokens in sampled],
+            token_ids=[token for tokens in sampled for token in tokens],
             positions=[each.stop if each.samples else -1 for each in planned],
         )
+
+    def _advance(self, planned: _Planned, chosen: list[int]) -> list[int]:
+        """Roll a slot forward: returns what the entry sampled, the accepted drafts and the token behind them."""
+        slot, vocab_size = planned.slot, self._config.vocab_size
+        sampled = chosen[: _num_accepted(planned.drafts, chosen) + 1]
+        for token in sampled:
+            assert 0 <= token < vocab_size, f"sampled token {token} of {vocab_size}"
+        slot.num_computed_tokens = planned.stop + max(0, len(sampled) - 1)
+        slot.token_ids += sampled
+        return sampled
 
     def close(self) -> None:
         """Free weights and cache. Idempotent."""
@@ -109,8 +125,10 @@ class TorchWorker:
         for allocation in scheduled.allocations:
             self._extend(scheduled.handles[allocation.entry], allocation.block_ids)
         chunks = set(scheduled.chunk_entries)
-        columns = zip(scheduled.handles, scheduled.first_positions, scheduled.num_tokens, strict=True)
-        return [self._planned(*column, entry in chunks) for entry, column in enumerate(columns)]
+        given = {drafts.entry: drafts.token_ids for drafts in scheduled.drafts}
+        num_drafts = scheduled.num_drafts or [0] * len(scheduled.handles)
+        columns = zip(scheduled.handles, scheduled.first_positions, scheduled.num_tokens, num_drafts, strict=True)
+        return [self._planned(*column, given.get(entry), entry in chunks) for entry, column in enumerate(columns)]
 
     def _admit(self, order: WorkOrder) -> None:
         admissions = order.scheduled.admissions
@@ -141,47 +159,77 @@ class TorchWorker:
                 f"handle {handle}: block {block_id} of {self._config.num_blocks}"
             )
 
-    def _planned(self, handle: int, first: int, count: int, chunk: bool) -> _Planned:
+    def _planned(
+        self, handle: int, first: int, count: int, num_drafts: int, given: list[int] | None, chunk: bool
+    ) -> _Planned:
+        """Check an entry against its slot. `first` is as if all drafts in flight were accepted; the slot knows better."""
         slot = self._slots.get(handle)
         assert slot is not None, f"handle {handle} has no slot"
-        known, stop = len(slot.token_ids), first + count
-        assert count > 0, f"handle {handle}: {count} tokens scheduled"
-        assert first == slot.num_computed_tokens, (
-            f"handle {handle}: from {first}, but {slot.num_computed_tokens} computed"
-        )
+        known, start, is_exact = len(slot.token_ids), slot.num_computed_tokens, self._config.speculation == "off"
+        stop = start + count - num_drafts
+        assert start < stop, f"handle {handle}: {count} tokens scheduled, {num_drafts} of them drafts"
+        assert start == first if is_exact else start <= first, f"handle {handle}: from {first}, but {start} computed"
         assert stop <= known, f"handle {handle}: up to {stop}, but {known} tokens known"
         assert chunk == (stop < known), f"handle {handle}: up to {stop} of {known} known tokens, chunk {chunk}"
-        assert stop <= self._config.max_model_len, f"handle {handle}: up to {stop} of {self._config.max_model_len}"
+        assert not (chunk and num_drafts), f"handle {handle}: {num_drafts} drafts behind a chunk"
+        end = first + count
+        assert end <= self._config.max_model_len, f"handle {handle}: up to {end} of {self._config.max_model_len}"
         room = len(slot.block_ids) * self._config.block_size
-        assert stop <= room, f"handle {handle}: up to {stop}, but its blocks hold {room}"
-        return _Planned(handle, slot, stop, not chunk)
+        assert end <= room, f"handle {handle}: up to {end}, but its blocks hold {room}"
+        return _Planned(handle, slot, stop, not chunk, self._drafts(slot, num_drafts, given))
+
+    def _drafts(self, slot: Slot, count: int, given: list[int] | None) -> list[int]:
+        """The scheduler's drafts, or up to `count` of the worker's own: a guess that it doesn't have costs no row."""
+        if given is None:
+            assert not count or self._config.speculation != "off", f"{count} drafts of nobody's"
+            return slot.drafter.propose(slot.token_ids, count) if count else []
+        assert len(given) == count, f"{len(given)} drafts given, {count} scheduled"
+        assert all(0 <= draft < self._config.vocab_size for draft in given), f"drafts {given} are no tokens"
+        return given
 
 
 def _entry(planned: _Planned) -> Entry:
     slot = planned.slot
     first = slot.num_computed_tokens
-    return Entry(slot.token_ids[first : planned.stop], first, slot.block_ids, planned.samples)
+    return Entry([*slot.token_ids[first : planned.stop], *planned.drafts], first, slot.block_ids, _num_logits(planned))
+
+
+def _num_logits(planned: _Planned) -> int:
+    return 1 + len(planned.drafts) if planned.samples else 0
+
+
+def _draws(planned: _Planned) -> list[Draw]:
+    """One for each row of logits: the token behind the known ones, and the one behind each draft if all before it are right."""
+    slot = planned.slot
+    positions = range(planned.stop, planned.stop + _num_logits(planned))
+    return [Draw(planned.handle, position, slot.num_prompt_tokens, slot.sampling) for position in positions]
+
+
+def _num_accepted(drafts: list[int], chosen: list[int]) -> int:
+    """How many drafts, from the first on, are what was chosen in their place."""
+    accepted = 0
+    while accepted < len(drafts) and drafts[accepted] == chosen[accepted]:
+        accepted += 1
+    return accepted
 
 
 def _check_columns(scheduled: StepScheduled) -> None:
     entries = len(scheduled.handles)
     assert entries > 0, f"step {scheduled.step} has no entries"
-    assert not scheduled.num_drafts, f"step {scheduled.step} has drafts, which this worker can't verify"
     assert not scheduled.encoder_inputs, f"step {scheduled.step} has media, which this worker can't encode"
     assert len(scheduled.num_tokens) == len(scheduled.first_positions) == entries, (
         f"step {scheduled.step}: ragged columns"
     )
+    assert len(scheduled.num_drafts) in {0, entries}, f"step {scheduled.step}: {len(scheduled.num_drafts)} draft counts"
     assert len(set(scheduled.handles)) == entries, f"step {scheduled.step} names a handle twice"
     named = [*scheduled.chunk_entries, *(each.entry for each in scheduled.admissions)]
-    named += [each.entry for each in scheduled.allocations]
+    named += [each.entry for each in scheduled.allocations] + [each.entry for each in scheduled.drafts]
     assert all(0 <= entry < entries for entry in named), f"step {scheduled.step}: entry out of {entries}"
 
 
 def _check_model(config: EngineConfig, description: ModelDescription, dtype: str) -> None:
     if dtype not in DTYPES:
         raise Rejected(f"dtype {dtype!r} is unknown: name one of {', '.join(DTYPES)}")
-    if config.speculation != "off":
-        raise Rejected(f"speculation {config.speculation!r} is not supported by the torch worker; set it to 'off'")
     if description.fingerprint != config.model_fingerprint:
         raise Rejected(
             f"model {config.model!r} has fingerprint {description.fingerprint[:12]}, this engine was opened with "

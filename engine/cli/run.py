@@ -60,6 +60,8 @@ _MAX_TITLE = 60
 @click.option("--max-num-batched-tokens", type=int, help="Tokens per step, at most.")
 @click.option("--max-in-flight-steps", "--window", type=int, help="Steps scheduled ahead; 1 is synchronous.")
 @click.option("--policy", help="fcfs, priority or fair_share.")
+@click.option("--speculation", help="off, or drafts from the scheduler's look-up (ngram) or the worker's (worker).")
+@click.option("--num-speculative-tokens", type=int, help="Drafts per request and step, at most.")
 @click.option("--threads", type=int, help="CPU threads of the worker.")
 @click.option("--worker", help="process (it may die, the engine goes on) or thread.")
 @json_option

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the model worker needs torch")
 from refold import Engine, SamplingParams
 from refold.engine.history.verify import verify_journal
 from refold.journal.codec import decode
-from refold.journal.events import RequestPreempted, StaleOutputConsumed, StepScheduled
+from refold.journal.events import OutputDelivered, RequestPreempted, StaleOutputConsumed, StepScheduled
 from refold.journal.stores import open_reader
 
 CASES = json.loads((Path(__file__).parent.parent / "golden" / "smollm2_greedy.json").read_text(encoding="utf-8"))[
@@ -31,6 +31,9 @@ SCHEDULES = {
     "batched, window 3": ROOMY | {"max_in_flight_steps": 3},
     "chunked and preempted, window 1": TIGHT | {"max_in_flight_steps": 1},
     "chunked and preempted, window 3": TIGHT | {"max_in_flight_steps": 3},
+    "drafts of the scheduler, window 1": ROOMY | {"speculation": "ngram", "max_in_flight_steps": 1},
+    "drafts of the worker, window 3": ROOMY | {"speculation": "worker", "max_in_flight_steps": 3},
+    "drafts, chunked and preempted": TIGHT | {"speculation": "worker", "num_speculative_tokens": 5},
 }
 
 
@@ -54,6 +57,8 @@ def generate(tmp_path, schedule, cases):
                     seen["chunks"] += len(event.chunk_entries)
                     seen["hits"] += sum(bool(admission.hit_block_ids) for admission in event.admissions)
                     seen["largest batch"] = max(seen["largest batch"], len(event.handles))
+                case OutputDelivered():
+                    seen["accepted drafts"] += sum(event.accepted_drafts)
                 case RequestPreempted():
                     seen["preemptions"] += 1
                 case StaleOutputConsumed():
@@ -70,6 +75,14 @@ def test_chunks_hits_and_preemptions_change_no_token(tmp_path):
     assert min(seen["chunks"], seen["hits"], seen["preemptions"]) > 0
 
 
+def test_drafts_change_no_token(tmp_path):
+    """A prompt in chunks, and one that repeats itself."""
+    wrong, seen = generate(tmp_path, SCHEDULES["drafts, chunked and preempted"], [CASES[10], CASES[19]])
+    assert wrong == []
+    assert seen["chunks"] > 0
+    assert seen["accepted drafts"] > 40
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_golden_tokens(tmp_path, name):
@@ -78,5 +91,7 @@ def test_every_schedule_gives_the_golden_tokens(tmp_path, name):
     assert wrong == []
     if "alone" in name:
         assert seen["largest batch"] == 1
+    if "drafts" in name:
+        assert seen["accepted drafts"] > 0
     if "preempted" in name:
         assert min(seen["chunks"], seen["hits"], seen["preemptions"]) > 0

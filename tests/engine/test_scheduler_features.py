@@ -18,7 +18,6 @@ from refold.journal.events import (
     StepScheduled,
 )
 from refold.journal.stores import open_reader
-from tests.kit import tiny_llama
 from tests.kit.engines import MODEL, collect, eventually, lawful_events, must_produce
 
 SLOW = "simulated?vocab=1000&eos=-1&step_ms=1"
@@ -173,12 +172,6 @@ def test_a_large_batch_gets_fewer_drafts(journal: str) -> None:
         entries = len(step.handles)
         most[entries] = max(most.get(entries, 0), *step.num_drafts, 0)
     assert (most[1], most[3]) == (3, 0)
-
-
-def test_a_model_that_cant_verify_drafts_says_so(tmp_path: Path) -> None:
-    model = str(tiny_llama.write_folder(tmp_path / "llama", tiny_llama.tensors()))
-    with pytest.raises(Rejected, match="can't verify drafts yet; set it to 'off', or use the model 'simulated'"):
-        Engine(model, speculation="ngram").open()
 
 
 def steps_that_follow_at_once(journal: str) -> int:

@@ -10,7 +10,7 @@ from refold.gpu.simulated import SimulatedWorker
 from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import EngineConfig, Sampling
 from tests.kit import tiny_llama
-from tests.kit.worker_contract import WorkerContract, config_for
+from tests.kit.worker_contract import DraftContract, WorkerContract, config_for
 from tests.kit.worker_driver import WorkerDriver
 
 
@@ -56,6 +56,33 @@ class TestTorchWorkerInBfloat16(WorkerContract):
         return worker
 
 
+SPECULATING = {"speculation": "worker", "num_speculative_tokens": 5}
+
+
+class TestDraftsOfTheSimulatedWorker(DraftContract):
+    @pytest.fixture
+    def draft_config(self) -> EngineConfig:
+        return config_for("simulated", **SPECULATING)
+
+    @pytest.fixture
+    def draft_worker(self, draft_config: EngineConfig) -> Worker:
+        return SimulatedWorker(draft_config)
+
+
+class TestDraftsOfTheTorchWorker(DraftContract):
+    @pytest.fixture
+    def draft_config(self, tiny: str) -> EngineConfig:
+        return config_for(tiny, **SPECULATING)
+
+    @pytest.fixture(params=["float32", "bfloat16"])
+    def draft_worker(self, draft_config: EngineConfig, request: pytest.FixtureRequest) -> Worker:
+        pytest.importorskip("torch", reason="torch is not installed")
+        worker = create_worker(draft_config, threads=1, dtype=request.param)
+        if worker.environment()["batch_invariant"] != "yes":
+            pytest.skip(f"{request.param} products on this machine depend on the batch")
+        return worker
+
+
 def test_the_factory_goes_by_the_name_of_the_model(tiny: str) -> None:
     assert create_worker(config_for("simulated")).kind == "simulated"
     pytest.importorskip("torch", reason="torch is not installed")
@@ -79,7 +106,6 @@ def test_numbers_that_are_none_lose_the_worker(tiny: str) -> None:
         ({"vocab_size": 7}, "has 160 tokens, the engine expects 7"),
         ({"max_model_len": 5000}, "max_model_len 5000 is more than the model's 1024"),
         ({"num_blocks": 1 << 40}, "KV cache of 1099511627776 blocks"),
-        ({"speculation": "ngram"}, "speculation 'ngram' is not supported"),
     ],
 )
 def test_a_config_that_the_model_cannot_serve_is_refused(tiny: str, changes: dict, says: str) -> None:

@@ -134,3 +134,80 @@ class WorkerContract:
     def test_closing_twice_is_nothing(self, worker: Worker) -> None:
         worker.close()
         worker.close()
+
+
+class DraftContract:
+    """What a worker does with drafts. Inherit, and provide the fixture `draft_worker` for `draft_config`."""
+
+    @pytest.fixture
+    def draft_config(self) -> EngineConfig:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def draft_worker(self, draft_config: EngineConfig) -> Worker:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def drive(self, draft_worker: Worker, draft_config: EngineConfig) -> WorkerDriver:
+        return WorkerDriver(draft_worker, draft_config, seed=7)
+
+    @pytest.fixture(params=[0.0, 0.9], ids=["greedy", "sampled"])
+    def sampling(self, request: pytest.FixtureRequest) -> Sampling:
+        return Sampling(seed=12, max_tokens=12, temperature=request.param, ignore_eos=True)
+
+    def run_without(self, drive: WorkerDriver, sampling: Sampling) -> list[int]:
+        return drive.run_alone(drive.add([5, 6, 7, 5, 6], sampling))
+
+    @pytest.mark.parametrize("right", [0, 1, 2, 3, 5])
+    def test_right_drafts_are_accepted_up_to_the_first_wrong_one(
+        self, drive: WorkerDriver, sampling: Sampling, right: int
+    ) -> None:
+        expected = self.run_without(drive, sampling)
+        request = drive.add([5, 6, 7, 5, 6], sampling)
+        drive.step([(request, 5)])
+        wrong = [(token + 1) % drive.config.vocab_size for token in expected[1 + right : 6]]
+        output = drive.step([(request, 1)], {0: [*expected[1 : 1 + right], *wrong]})
+        assert output.counts == [right + 1]
+        assert output.token_ids == expected[1 : right + 2]
+        assert drive.run_alone(request) == expected
+
+    def test_what_drafts_leave_behind_is_never_read(self, drive: WorkerDriver, sampling: Sampling) -> None:
+        """Wrong drafts at every step, in company of others, and places that lie in blocks not filled yet."""
+        expected = self.run_without(drive, sampling)
+        request, other = drive.add([5, 6, 7, 5, 6], sampling), drive.add(list(range(30)), sampling)
+        drive.step([(other, 30), (request, 5)])
+        for at in range(1, 9):
+            drive.step([(other, 1), (request, 1)], {1: [(expected[at] + 1) % drive.config.vocab_size] * 4})
+        assert request.outputs == expected[:9]
+        assert drive.run_alone(request) == expected
+
+    def test_drafts_of_its_own_change_no_token_with_steps_in_flight_either(
+        self, drive: WorkerDriver, sampling: Sampling
+    ) -> None:
+        """The scheduler promises positions as if every draft in flight were accepted; the worker knows better."""
+        expected = self.run_without(drive, sampling)
+        request = drive.add([5, 6, 7, 5, 6], sampling)
+        orders = [drive.order([(request, 5)])]
+        for _ in range(8):  # nothing has come back when the last of them is ordered
+            request.tokens += [0] * 4
+            request.computed = len(request.tokens) - 1
+            orders.append(drive.order([(request, 1)], {0: 3}))
+        found: list[int] = []
+        for order in orders:
+            output = drive.worker.execute(order)
+            assert output.positions == [5 + len(found)]
+            found += output.token_ids
+        assert found[:12] == expected[: len(found)][:12]
+        assert len(found) >= 9
+
+    @pytest.mark.parametrize(
+        "wrong", [{"num_drafts": [3]}, {"num_drafts": [1]}, {"num_drafts": []}, {"num_tokens": [2]}]
+    )
+    def test_drafts_that_do_not_fit_their_entry_are_an_exception(
+        self, drive: WorkerDriver, sampling: Sampling, wrong: dict
+    ) -> None:
+        request = drive.add([5, 6, 7, 5, 6], sampling)
+        drive.step([(request, 5)])
+        order = drive.order([(request, 1)], {0: [3, 4]})
+        with pytest.raises(Exception):  # noqa: B017, PT011 - any exception means that the worker is lost
+            drive.worker.execute(replace(order, scheduled=replace(order.scheduled, **wrong)))

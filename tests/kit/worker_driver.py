@@ -6,10 +6,10 @@ after admission: what a worker continues with are its own samples.
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, Worker, WorkOrder
-from refold.journal.events import Admission, BlockAllocation, EngineConfig, Sampling, StepScheduled
+from refold.journal.events import Admission, BlockAllocation, Drafts, EngineConfig, Sampling, StepScheduled
 
 
 class Request:
@@ -76,8 +76,16 @@ class WorkerDriver:
         request.blocks, request.computed, request.admitted = [], 0, False
         request.epoch += 1
 
-    def order(self, entries: Sequence[tuple[Request, int]]) -> WorkOrder:
-        """The order for `entries` (request, tokens to compute), with admissions and blocks as needed. Books are updated."""
+    def order(
+        self, entries: Sequence[tuple[Request, int]], drafts: Mapping[int, Sequence[int] | int] | None = None
+    ) -> WorkOrder:
+        """The order for `entries` (request, tokens to compute), with admissions and blocks as needed. Books are updated.
+
+        `drafts` by entry, behind those tokens: ids to verify, or how many of its own the worker may verify.
+        """
+        guesses = drafts or {}
+        counts = {entry: each if isinstance(each, int) else len(each) for entry, each in guesses.items()}
+        num_drafts = [counts.get(entry, 0) for entry in range(len(entries))]
         firsts = [request.computed for request, _ in entries]
         admitted, admissions, allocations, chunks = [], [], [], []
         for entry, (request, count) in enumerate(entries):
@@ -86,7 +94,7 @@ class WorkerDriver:
                 admissions.append(Admission(entry=entry, epoch=request.epoch, hit_block_ids=hits))
                 admitted.append(self._slot(entry, request, hits))
                 request.admitted = True
-            blocks = request.reserved + self._allocate(request, request.computed + count)
+            blocks = request.reserved + self._allocate(request, request.computed + count + num_drafts[entry])
             request.reserved = []
             if blocks:
                 allocations.append(BlockAllocation(entry=entry, block_ids=blocks))
@@ -96,19 +104,26 @@ class WorkerDriver:
         scheduled = StepScheduled(
             step=self.steps,
             handles=[request.handle for request, _ in entries],
-            num_tokens=[count for _, count in entries],
+            num_tokens=[count + more for (_, count), more in zip(entries, num_drafts, strict=True)],
             first_positions=firsts,
             chunk_entries=chunks,
             admissions=admissions,
             allocations=allocations,
+            num_drafts=num_drafts if any(num_drafts) else [],
+            drafts=[
+                Drafts(entry=entry, token_ids=list(ids)) for entry, ids in guesses.items() if not isinstance(ids, int)
+            ],
         )
         released, self.released = self.released, []
         self.steps += 1
         return WorkOrder(generation=1, scheduled=scheduled, admitted=admitted, released=released)
 
-    def step(self, entries: Sequence[tuple[Request, int]]) -> StepOutput:
-        """Order, execute, check the form of the output, take its tokens over."""
-        order = self.order(entries)
+    def step(
+        self, entries: Sequence[tuple[Request, int]], drafts: Mapping[int, Sequence[int] | int] | None = None
+    ) -> StepOutput:
+        """Order, execute, check the form of the output, take its tokens over. `drafts` as in `order`."""
+        order = self.order(entries, drafts)
+        num_drafts = order.scheduled.num_drafts or [0] * len(entries)
         output = self.worker.execute(order)
         assert (output.step, output.generation) == (order.scheduled.step, 1)
         assert len(output.counts) == len(output.positions) == len(entries)
@@ -117,8 +132,10 @@ class WorkerDriver:
             if entry in order.scheduled.chunk_entries:
                 assert (output.counts[entry], output.positions[entry]) == (0, -1)
                 continue
-            assert (output.counts[entry], output.positions[entry]) == (1, len(request.tokens))
-            request.tokens.append(next(tokens))
+            assert output.positions[entry] == len(request.tokens)
+            assert 1 <= output.counts[entry] <= 1 + num_drafts[entry]
+            request.tokens += [next(tokens) for _ in range(output.counts[entry])]
+            request.computed = len(request.tokens) - 1
         assert next(tokens, None) is None, "more tokens than counts"
         return output
 
