@@ -106,8 +106,9 @@ class TorchWorker:
         sampled = chosen[: _num_accepted(planned.drafts, chosen) + 1]
         for token in sampled:
             assert 0 <= token < vocab_size, f"sampled token {token} of {vocab_size}"
-        slot.num_computed_tokens = planned.stop + max(0, len(sampled) - 1)
         slot.token_ids += sampled
+        # What was sampled last is known, but not computed.
+        slot.num_computed_tokens = len(slot.token_ids) - 1 if sampled else planned.stop
         return sampled
 
     def close(self) -> None:
