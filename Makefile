@@ -22,10 +22,13 @@ TESTARGS ?=
 SIMARGS ?=
 JOBS ?= 2
 FAULTARGS ?=
+FUZZ_S ?= 3600
+FUZZARGS ?=
+PLANTEDARGS ?=
 FAULTS := kill torn flip disk lock postgres clock race
 
 .PHONY: help demo segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
-	crash golden clean fault-matrix $(FAULTS:%=fault-%)
+	fuzz planted-journals crash golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -113,6 +116,12 @@ segment-faults: $(VENV)/.stamp-dev  ## every call of the segment store's file sy
 
 faults: $(VENV)/.stamp-dev  ## plant each fault of tests/kit/fault_list.py, see who notices, write docs/planted-faults.md
 	@$(BIN)/python -m tests.kit.faults --jobs $(JOBS) --write docs/planted-faults.md
+
+fuzz: $(VENV)/.stamp-dev  ## capsules from a stranger, for FUZZ_S seconds: journals, or refused in one line
+	@nice $(BIN)/python -m tests.kit.capsule_fuzz --seconds $(FUZZ_S) $(FUZZARGS)
+
+planted-journals: $(VENV)/.stamp-dev  ## 34 long journals with one fault each: every verb names its place and class (minutes)
+	@$(BIN)/python -m tests.kit.planted_campaign $(PLANTEDARGS)
 
 traces: $(VENV)/.stamp-dev  ## two production traces through the core, whole, under three sizes of pool (needs ../shared/data)
 	@$(BIN)/python -m benchmarks.traces

@@ -9,14 +9,20 @@ from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
 from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.predicates_in import predicate_options, predicates
 from refold.engine.cli.progress import bar
+from refold.engine.cli.typed import typed
+from refold.engine.history.plain import safe
 from refold.engine.history.predicates import Named
+from refold.engine.history.replay import Contradiction
 from refold.engine.history.timeline import Timeline
+from refold.engine.history.verify import verify_journal
 from refold.engine.history.words import sentence
+from refold.journal.errors import JournalCorrupt
 
 EXAMPLES = """Examples:
   refold bisect --sql "select 1 from requests where num_stale_output_tokens > 3"
   refold bisect --python "len(waiting) > 100" --scan    asked at every record: for what comes and goes
   refold bisect --law L2 run.db                         the first state that breaks a law
+  refold bisect --wrong run.db                          the first record that isn't as it must be, and its class
 
 Exit status: 0 found, 1 it is never true."""
 
@@ -26,6 +32,11 @@ Exit status: 0 found, 1 it is never true."""
 @click.option("--from", "low", type=PLACE, metavar="PLACE", help="Where it is known to be false.")
 @click.option("--to", "high", type=PLACE, metavar="PLACE", help="Where it is known to be true; the end without.")
 @click.option("--scan", is_flag=True, help="Ask at every record instead of halving.")
+@click.option(
+    "--wrong",
+    is_flag=True,
+    help="Ask whether the record is whole, lawful, and decided alike today: `verify --redecide`.",
+)
 @json_option
 @journal_argument
 def command(
@@ -35,6 +46,7 @@ def command(
     low: Place | None,
     high: Place | None,
     scan: bool,
+    wrong: bool,
     as_json: bool,
     journal: str,
 ) -> None:
@@ -43,6 +55,11 @@ def command(
     Halving asks about log2(n) states and is right for what stays true once it is. If it isn't true at the end, or with --scan,
     every record is asked.
     """
+    if wrong:
+        if sql or python or law or low or high or scan:
+            raise Complaint("--wrong asks about the whole journal, and nothing else", "give it alone", USAGE)
+        _tell_wrong(journal, as_json=as_json)
+        return
     asked = predicates(sql, python, law)
     if len(asked) > 1:
         raise Complaint("there is more than one predicate", "give one; `and` joins them, in SQL and in Python", USAGE)
@@ -54,6 +71,25 @@ def command(
             raise Complaint(f"{asked[0].text[:80]!r} is never true", "`refold show` shows the state at the end", NOT_SO)
         timeline.seek(found)
         _tell(timeline, found, is_first=is_first, as_json=as_json)
+
+
+def _tell_wrong(journal: str, *, as_json: bool) -> None:
+    with reading(journal) as reader, bar("asking", reader.head().position, "records") as progress:
+        try:
+            verify_journal(reader, redecide=True, on_record=progress.advance)
+        except (JournalCorrupt, Contradiction) as error:
+            position, text = error.position, str(error)
+            kind = error.cause.kind if isinstance(error, Contradiction) else error.kind
+        else:
+            raise Complaint("no record is wrong", f"`{typed('verify', journal)}` says what was checked", NOT_SO)
+    if as_json:
+        write_json(
+            {"schema": "refold.bisect/1", "position": position, "is_first": True, "cause": kind, "words": safe(text)}
+        )
+        return
+    paint = painter(sys.stdout)
+    write(paint(f"turns wrong at record {position}", bold=True) + paint(f", class {kind}", dim=True))
+    write(f"  {safe(text)}")
 
 
 def _search(timeline: Timeline, asked: Named, start: int, stop: int, *, scan: bool) -> tuple[int | None, bool]:

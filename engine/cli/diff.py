@@ -16,7 +16,9 @@ from refold.engine.history.redecide import Divergence, first_divergence
 from refold.engine.history.relations import Names
 from refold.engine.history.words import sentence
 from refold.journal.codec import decode
+from refold.journal.errors import JournalError
 from refold.journal.events import Event
+from refold.journal.record import Record
 
 EXAMPLES = """Examples:
   refold diff a.db b.db                the first record that isn't the same in both, and what differs
@@ -37,7 +39,8 @@ MAX_SHOWN = 20
 def command(redecide: bool, times: bool, as_json: bool, left: str, right: str | None) -> None:
     """Compare two journals, decision by decision; or a journal with its re-decision.
 
-    What was decided is compared, not when. Journals that are copies up to some place are known to be by their hashes.
+    What was decided is compared, not when. Every record is checked against its hash, on both sides. The first journal is taken for
+    the right one: the class says what is wrong with the other.
     """
     if redecide == (right is not None):
         raise Complaint("give two journals, or one and --redecide", "`refold diff --help` shows examples", USAGE)
@@ -58,7 +61,8 @@ def command(redecide: bool, times: bool, as_json: bool, left: str, right: str | 
         write(f"{count(found.num_alike, 'record')} alike, then they part")
         _parted(found.parting, left, right)
     place = typed("log", left, options=("--since", max(found.parting.position - 5, 0)))
-    raise Complaint(found.parting.words, f"`{place}` shows the place", NOT_SO)
+    kind = f"class {found.parting.cause}; " if found.parting.cause else ""
+    raise Complaint(found.parting.words, f"{kind}`{place}` shows the place", NOT_SO)
 
 
 def _redecided(journal: str, *, as_json: bool) -> None:
@@ -98,9 +102,17 @@ def _as_json(found: Compared) -> dict[str, Any]:
 
 
 def _parted(parting: Parting, left: str, right: str) -> None:
-    sides = [[] if record is None else decode(record) for record in (parting.left, parting.right)]
+    sides = [_events(record) for record in (parting.left, parting.right)]
     _sides(named(left), sides[0], named(right), sides[1])
     _list(parting.differences)
+
+
+def _events(record: Record | None) -> list[Event]:
+    """What a side says there; nothing, if it can't be read."""
+    try:
+        return [] if record is None else decode(record)
+    except JournalError:
+        return []
 
 
 def _sides(left: str, one: Any, right: str, other: Any) -> None:

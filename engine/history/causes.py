@@ -178,7 +178,7 @@ def _before_worker(state: State, event: WorkerStarted | WorkerLost) -> Iterator[
     if event.generation > expected or (type(event) is WorkerStarted and state.worker_alive):
         yield f"the life of worker {state.worker_generation} has no end, or that of {expected} no beginning"
     if isinstance(event, WorkerLost) and len(event.steps) != len(state.window.in_flight):
-        yield f"steps {event.steps} went with worker {event.generation}: some never came back, or were never scheduled"
+        yield f"steps {shown(event.steps)} went with worker {event.generation}: some never came back, or were never scheduled"
 
 
 def _before_preemption(state: State, event: RequestPreempted) -> Iterator[str]:

@@ -1,12 +1,14 @@
 """Two journals side by side: where they part, and in what.
 
 What was decided is compared, event by event; when a record was made is not, unless asked for: two runs never share a clock.
-If the two are copies of one journal up to some place, their hash chains say so, and that place is found without reading what
-is before it.
+If the two are copies of one journal up to some place, their hash chains say so, and that place is found by halving. Then the
+records before it are checked against their hashes, on both sides: one that was edited has kept the hash of what it was.
+
+The left one is taken for the right one: a class says what is wrong with the other.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
@@ -16,24 +18,35 @@ from refold.engine.history.causes import class_of
 from refold.engine.history.differences import Difference, differences, event_differences
 from refold.engine.history.replay import unheard
 from refold.journal.codec import decode
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.events import Event, RequestSubmitted, SessionTurnEnded
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+from refold.journal.verify import verified
 
 
 class Parting(NamedTuple):
-    """The first record that isn't the same in both. One that a journal doesn't have is None."""
+    """The first record that isn't the same in both. One that a journal doesn't have is None.
+
+    Attributes:
+        kind: what isn't the same; `bytes` if one side isn't what was written there, by its own hashes.
+        cause: the class of it, see `refold.engine.history.causes`.
+        damage: of `bytes`, which side it is and what is wrong with it.
+    """
 
     position: int
-    kind: Literal["events", "length", "header"]
+    kind: Literal["events", "length", "header", "bytes"]
     left: Record | None
     right: Record | None
     differences: list[Difference]
     cause: str = ""
+    damage: str = ""
 
     @property
     def words(self) -> str:
         """One line."""
+        if self.kind == "bytes":
+            return self.damage
         if self.kind == "length":
             shorter = "left" if self.left is None else "right"
             return f"the {shorter} journal ends at {self.position}, the other goes on"
@@ -61,18 +74,69 @@ def compare(
 
     Raises:
         JournalError: one of them can't be read.
-        JournalCorrupt: one holds no events where they part.
     """
     lengths = left.head(streams[0]).position, right.head(streams[1]).position
     copied = _num_copied(left, right, streams, min(lengths))
-    pairs = zip_longest(left.read(streams[0], copied, lengths[0]), right.read(streams[1], copied, lengths[1]))
-    position = copied
-    for position, (one, other) in enumerate(pairs, copied):
-        parting = _parting(position, one, other, with_times=with_times)
+    sides = [
+        _Side(name, reader, stream, length)
+        for name, reader, stream, length in zip(("left", "right"), (left, right), streams, lengths, strict=True)
+    ]
+    for position, (one, other) in enumerate(zip_longest(*(side.records() for side in sides))):
+        damaged = next((side for side in sides if side.damage is not None), None)
+        if damaged is not None:
+            return Compared(position, min(copied, position), _damage(damaged, sides, position))
+        parting = None if position < copied else _parting(position, one, other, with_times=with_times)
         if parting is not None:
-            return Compared(position, copied, parting)
+            return Compared(position, copied, _explained(parting, sides))
         on_record()
     return Compared(min(lengths), copied, None)
+
+
+class _Side:
+    """One of the two journals. `damage` is what its records came to an end with, if that wasn't its end."""
+
+    def __init__(self, name: str, reader: JournalReader, stream: str, length: int) -> None:
+        self.name = name
+        self.damage: JournalCorrupt | None = None
+        self._reader, self._stream, self._length = reader, stream, length
+
+    def records(self) -> Iterator[Record | None]:
+        """Each record, checked against its hash; None in the place of the first that isn't what was written."""
+        try:
+            yield from verified(self._reader.read(self._stream, 0, self._length), is_whole=False)
+        except JournalCorrupt as error:
+            self.damage = error
+            yield None
+
+    def at(self, position: int) -> tuple[Record | None, list[Event]]:
+        """A record as it is there, and its events; none, if it can't be read."""
+        try:
+            found = next(self._reader.read(self._stream, position, position + 1), None)
+            return found, [] if found is None else decode(found)
+        except JournalError:
+            return None, []
+
+
+def _damage(damaged: _Side, sides: Sequence[_Side], position: int) -> Parting:
+    """The place where a side isn't what was written, beside what the other side has there."""
+    error = damaged.damage
+    assert error is not None, damaged.name
+    (one, left), (other, right) = (side.at(position) for side in sides)
+    found = event_differences(left, right) if left and right else []
+    return Parting(position, "bytes", one, other, found, error.kind, f"of the {damaged.name} journal, {error}")
+
+
+def _explained(parting: Parting, sides: Sequence[_Side]) -> Parting:
+    """The parting, its class told by what comes next, if that says more than the records themselves."""
+    if parting.kind != "events":
+        return parting
+    if parting.differences and parting.differences[0].path.startswith("EngineOpened.config"):
+        return parting._replace(cause="config-drift")
+    _, next_left = sides[0].at(parting.position + 1)
+    _, right = sides[1].at(parting.position)
+    if next_left and _timeless(next_left) == _timeless(right):
+        return parting._replace(cause="lost-event")
+    return parting
 
 
 def _num_copied(left: JournalReader, right: JournalReader, streams: tuple[str, str], shortest: int) -> int:
@@ -91,15 +155,21 @@ def _hash_at(reader: JournalReader, stream: str, position: int) -> bytes | None:
 
 def _parting(position: int, one: Record | None, other: Record | None, *, with_times: bool) -> Parting | None:
     if one is None or other is None:
-        return Parting(position, "length", one, other, [])
+        return Parting(position, "length", one, other, [], "truncated" if other is None else "inserted")
     if one.body == other.body and one.content == other.content:
         return _header_parting(position, one, other) if with_times else None
-    left, right = decode(one), decode(other)
+    sides = list[list[Event]]()
+    for name, record in (("left", one), ("right", other)):
+        try:
+            sides.append(decode(record))
+        except JournalCorrupt as error:
+            return Parting(position, "bytes", one, other, [], error.kind, f"of the {name} journal, {error}")
+    left, right = sides
     if not with_times:
         left, right = _timeless(left), _timeless(right)
     if left == right:
         return _header_parting(position, one, other) if with_times else None
-    return Parting(position, "events", one, other, event_differences(left, right), class_of(left, right))
+    return Parting(position, "events", one, other, event_differences(left, right), class_of(right, left))
 
 
 def _header_parting(position: int, one: Record, other: Record) -> Parting | None:

@@ -216,6 +216,31 @@ def test_a_redecision_that_differs_is_named_with_its_class(journal, tmp_path):
         assert refold(*arguments).exit_code == 2
 
 
+def test_bisect_names_the_first_wrong_record_and_its_class(journal, tmp_path):
+    assert refold("bisect", "--wrong", journal).exit_code == 1
+    assert refold("bisect", "--wrong", "--law", "L2", journal).exit_code == 2
+    lives, _ = eventful_lives()
+    write_journal(tmp_path / "bad.db", [[*lives[0][:8], *lives[0][9:]]])
+    result = refold("bisect", "--wrong", tmp_path / "bad.db")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("turns wrong at record 8, class lost-event\n")
+    with sqlite3.connect(journal) as db:
+        db.execute("UPDATE journal_records SET body = replace(body, 'handles', 'handlez') WHERE position = 20")
+    (row,) = rows(refold("bisect", "--wrong", "--json", journal).stdout)
+    assert (row["position"], row["cause"]) == (20, "edited")
+
+
+def test_diff_does_not_take_the_hash_of_an_edited_record_for_its_word(journal, tmp_path):
+    edited = shutil.copy(journal, tmp_path / "edited.db")
+    with sqlite3.connect(edited) as db:
+        db.execute("UPDATE journal_records SET body = replace(body, 'handles', 'handlez') WHERE position = 20")
+    result = refold("diff", journal, edited)
+    assert result.exit_code == 1
+    assert_one_line_and_a_hint(result.stderr)
+    assert "of the right journal, record 20" in result.stderr
+    assert "class edited" in result.stderr
+
+
 def test_a_capsule_there_and_back(journal, tmp_path):
     capsule, back = tmp_path / "bug.capsule", tmp_path / "back.db"
     assert refold("capsule", journal, capsule).exit_code == 0

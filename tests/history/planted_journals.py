@@ -36,12 +36,13 @@ replace = msgspec.structs.replace
 
 
 class Planted(NamedTuple):
-    """A journal with a fault. `expect` is a head that somebody kept."""
+    """A journal with a fault. `expect` is a head that somebody kept, `missing` where a record would be that isn't."""
 
     records: list[Record]
     position: int
     cause: str
     expect: Head | None = None
+    missing: int | None = None
 
 
 def sealed(facts: Sequence[Fact]) -> list[Record]:
@@ -141,7 +142,7 @@ def lost(wanted: Callable[[Event], bool]) -> Callable[[list[Fact]], Planted]:
         at, _ = nth(facts, wanted)
         left = [*facts[:at], *facts[at + 1 :]]
         opened = next(e for e in facts[0].events if isinstance(e, EngineOpened))
-        return Planted(sealed(left), first_otherwise(left, opened.config), "lost-event")
+        return Planted(sealed(left), first_otherwise(left, opened.config), "lost-event", missing=at)
 
     return plant
 
@@ -288,3 +289,19 @@ PLANTED: dict[str, Callable[[list[Fact]], Planted]] = {
     "a scheduler that evicts the most recent": by_a_faulty_engine("most_recent_first", "cache"),
     "a scheduler that lets in while it preempts": by_a_faulty_engine("admission_after_preemption", "schedule"),
 }
+
+
+def parts_at(name: str, planted: Planted) -> tuple[int, set[str]] | None:
+    """Where `diff` has to say that the true journal and this one part, and as which class; None if there's no true one.
+
+    It sees the place itself, where `verify` may see only what comes of it; and what differs there, where `verify` may see what
+    isn't told.
+    """
+    plant = PLANTED[name]
+    if plant.__qualname__.startswith(("drifted", "by_a_faulty")):
+        return None
+    if plant.__qualname__.startswith("lost"):
+        assert planted.missing is not None
+        return planted.missing, {"lost-event"}
+    classes = {"an output index too far": {"output"}, "no events in it": {"undecodable", "edited"}}
+    return planted.position, classes.get(name, {planted.cause})

@@ -4,7 +4,6 @@ import gzip
 import io
 import os
 import random
-import time
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,11 @@ from refold.engine.history.replay import Contradiction
 from refold.engine.history.sealing import sealed_records
 from refold.engine.history.verify import verify_journal
 from refold.journal.codec import decode
-from refold.journal.errors import JournalCorrupt, JournalError, RefoldError, SchemaTooNew
+from refold.journal.errors import JournalError, SchemaTooNew
 from refold.journal.events import EngineOpened, RequestSubmitted, StateDigest, StepScheduled
 from tests.history.journals import eventful_lives, sealed
 from tests.history.readers import ListReader
+from tests.kit.capsule_fuzz import Watch, campaign
 from tests.kit.simulation import Simulation
 
 FUZZ_S = float(os.environ.get("REFOLD_FUZZ_S", "4"))
@@ -221,53 +221,34 @@ def test_a_folder_and_nothing_are_no_capsules(tmp_path):
             read_capsule(path)
 
 
-def mutated(rng: random.Random, text: bytes) -> bytes:
-    """Some bytes of the lines are others, or gone, or twice; some numbers are large, negative, or of another type."""
-    data = bytearray(text)
-    for _ in range(rng.randint(1, 6)):
-        if not data:
-            break
-        at = rng.randrange(len(data))
-        match rng.randrange(7):
-            case 0:
-                data[at] = rng.randrange(256)
-            case 1:
-                del data[at : at + rng.randint(1, 40)]
-            case 2:
-                data[at:at] = data[at : at + rng.randint(1, 200)]
-            case 3:
-                digits = [i for i in range(at, min(at + 200, len(data))) if chr(data[i]).isdigit()]
-                if digits:
-                    data[digits[0] : digits[0] + 1] = rng.choice(
-                        (b"-1", b"0", b"99999999999", b"1e9", b"null", b'"x"', b"9" * 30)
-                    )
-            case 4:
-                data[at:at] = rng.choice((b"[", b"{", b"]", b"}", b'"', b",", b"\n", b"\x00", b"\\u0000", b'"../../x"'))
-            case 5:
-                rows = data.split(b"\n")
-                rng.shuffle(rows)
-                data = bytearray(b"\n".join(rows))
-            case 6:
-                data = data[: rng.randrange(len(data)) + 1]
-    return bytes(data)
+def test_fuzzed_capsules_are_journals_or_are_refused(tmp_path):
+    """A short campaign; `make fuzz` runs it for an hour."""
+    found = []
+    rng, watch = random.Random(os.environ.get("REFOLD_FUZZ_SEED", "1")), Watch()
+    ends = campaign(rng, FUZZ_S, tmp_path, watch, lambda text, data: found.append(text), by_users=0)
+    assert found == []
+    assert ends.total() > 20
+    assert any(end.startswith("opened") for end in ends)
 
 
-def test_fuzzed_capsules_are_journals_or_are_refused(file):
-    """Whatever comes out is folded and judged as well: it may break laws, but not the reader."""
-    rng = random.Random(os.environ.get("REFOLD_FUZZ_SEED", "1"))
-    texts = [gzip.decompress(packed(ListReader(life(seed)))) for seed in range(4)]
-    until_s, count, lawful = time.monotonic() + FUZZ_S, 0, 0
-    while time.monotonic() < until_s:
-        text = mutated(rng, rng.choice(texts))
-        data = gzip.compress(text, 1)
-        if rng.random() < 0.2:
-            data = mutated(rng, data)
-        try:
-            records = unpacked(file, data)
-            verify_journal(ListReader(records), redecide=True)
-            lawful += 1
-        except (RefoldError, JournalCorrupt):
-            pass
-        count += 1
-        assert [each.name for each in file.parent.iterdir()] == [file.name], "nothing else was written"
-    assert count > 20
+def test_the_watch_sees_what_a_capsule_must_not_do(tmp_path):
+    watch = Watch()
+    with watch.on(tmp_path):
+        (tmp_path / "inside").write_text("fine")
+        with pytest.raises(FileNotFoundError):
+            (tmp_path.parent / "no-such-folder" / "outside").write_text("not fine")
+        os.system("true")
+    assert [each.split("(")[0] for each in watch.broken[1:]] == ["os.system"]
+    assert "outside" in watch.broken[0]
+
+
+def test_a_message_about_a_huge_record_is_short(file):
+    """A stranger may say that a thousand steps were lost: the line that says so isn't as long."""
+    from refold.journal.events import WorkerLost
+
+    rows = gzip.decompress(packed(ListReader(life(0)))).splitlines()[1:9]
+    lost = WorkerLost(generation=2, steps=[0] * 3000, handles=[], reason="x")
+    row = msgspec.json.encode({"epoch": 1, "time_ns": 2, "events": [msgspec.to_builtins(lost)]})
+    with pytest.raises(Contradiction) as caught:
+        verify_journal(ListReader(unpacked(file, lines(header(len(rows) + 1), *rows, row))), redecide=True)
+    assert len(str(caught.value)) < 600
