@@ -147,6 +147,24 @@ MEANINGS = {
     "content_hashes": "SHA-256 of what is left of each record's content, in hexadecimal; empty where nothing is",
     "ContentRedacted.handles": "the requests whose tokens were erased",
     "ContentRedacted.reason": "who asked, and why",
+    "frequency_penalty": "taken off the logit of a token for each time that it is among the outputs",
+    "presence_penalty": "taken off the logit of a token that is among the outputs",
+    "repetition_penalty": "more than 1 makes tokens of prompt and outputs less likely; 1 is none",
+    "logit_bias": "pairs of a token and what is added to its logit",
+    "min_p": "drop tokens less likely than this share of the likeliest; 0 for none",
+    "logprobs": "likeliest tokens told beside each chosen one, with their log-probabilities; `null` for none of it",
+    "prompt_logprobs": "the same for each token of the prompt",
+    "record_logits": "record a digest of each row of logits",
+    "num_top": "per entry: likeliest tokens told beside each token",
+    "PromptLogprobsDelivered.num_top": "likeliest tokens told beside each token",
+    "PromptLogprobsDelivered.count": "tokens of the prompt, all but the first",
+    "LogprobsDelivered.counts": "tokens handed out, per entry",
+    "surprisals": "per token: rank, surprisal, and id and surprisal of each of the likeliest",
+    "digests": "per row: 64 bits",
+    "LogitsRecorded.handles": "whose row, one per row",
+    "content_digest": "what tells its like, in hexadecimal",
+    "RequestQuarantined.reason": "what it did, for people",
+    "RequestQuarantined.request_id": "the client's name for it",
     "time_ns": "when, wall clock, nanoseconds since 1970",
 }
 
@@ -186,7 +204,14 @@ def _section(struct: type[msgspec.Struct], mark: str) -> str:
 
 
 def _json_type(kind: typing.Any) -> str:
-    plain = {int: "integer", str: "string", bool: "boolean", float: "number", type(None): "null"}
+    plain = {
+        msgspec.UnsetType: "absent",
+        int: "integer",
+        str: "string",
+        bool: "boolean",
+        float: "number",
+        type(None): "null",
+    }
     if kind in plain:
         return plain[kind]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -205,6 +230,8 @@ def _json_type(kind: typing.Any) -> str:
 def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "required"
+    if field.default is msgspec.UNSET:
+        return "absent"
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # type: ignore[operator]
     return f"`{msgspec.json.encode(value).decode()}`"
 

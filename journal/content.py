@@ -9,7 +9,8 @@ An erased token is null, an erased column is null, and an erased content is no c
 same: it gets a placeholder, a negative number that no vocabulary has and that names its place in the stream, so that no two
 are equal and a block of them never has the hash of another block.
 
-A recorded state digest counts as content too: with few unknowns left, it would tell whether a guess at them is right.
+A recorded digest of the state, of logits or of a prompt counts as content too: with few unknowns left, it would tell whether a
+guess at them is right. Erased numbers that are no tokens need no names: each reads as `ERASED`, and an erased column of them is empty.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,11 @@ from refold.journal.events import (
     Drafts,
     DraftsProposed,
     Event,
+    LogitsRecorded,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
+    RequestQuarantined,
     RequestSubmitted,
     SessionExtended,
     StaleOutputConsumed,
@@ -35,6 +40,7 @@ from refold.journal.events import (
 
 Column = list[int | None] | str | None
 NO_CONTENT = b""
+ERASED = -1
 _OFFSET_BITS = 23
 
 TAKEN: dict[type[Event], str] = {
@@ -44,6 +50,10 @@ TAKEN: dict[type[Event], str] = {
     DraftsProposed: "token_ids",
     OutputDelivered: "token_ids",
     StaleOutputConsumed: "token_ids",
+    LogprobsDelivered: "surprisals",
+    PromptLogprobsDelivered: "surprisals",
+    LogitsRecorded: "digests",
+    RequestQuarantined: "content_digest",
     StateDigest: "digest",
 }
 """The column that each kind of event may lose. Of drafts, the entries stay and the tokens go."""
@@ -92,13 +102,6 @@ def _take_prompt(event: Any, columns: list[Column]) -> Event:
     return left
 
 
-def _take_digest(event: Any, columns: list[Column]) -> Event:
-    if event.digest:
-        columns.append(event.digest)
-    left: Event = msgspec.structs.replace(event, digest=len(event.digest))
-    return left
-
-
 def _take_drafts(event: Any, columns: list[Column]) -> Event:
     if not event.drafts:
         return event  # type: ignore[no-any-return]
@@ -108,11 +111,24 @@ def _take_drafts(event: Any, columns: list[Column]) -> Event:
     return left
 
 
-_BY_FIELD = {
+def _taker(field: str) -> Callable[[Any, list[Column]], Event]:
+    """For the rarer kinds."""
+
+    def take(event: Any, columns: list[Column]) -> Event:
+        column = getattr(event, field)
+        if column:
+            columns.append(column)
+        left: Event = msgspec.structs.replace(event, **{field: len(column)})
+        return left
+
+    return take
+
+
+_BY_FIELD: dict[str, Callable[[Any, list[Column]], Event]] = {
     "token_ids": _take_token_ids,
     "prompt_token_ids": _take_prompt,
-    "digest": _take_digest,
     "drafts": _take_drafts,
+    **{field: _taker(field) for field in ("digest", "surprisals", "digests", "content_digest")},
 }
 _TAKE = {event_type: _BY_FIELD[field] for event_type, field in TAKEN.items()}
 
@@ -161,6 +177,13 @@ class _Columns:
         if None in column:
             return [placeholder(self._position, start + i) if t is None else t for i, t in enumerate(column)]
         return column  # type: ignore[return-value]
+
+    def numbers(self, count: int) -> list[int]:
+        """The next column, of `count` numbers that are no tokens; empty if all of it was erased."""
+        column = self._take(count)
+        if isinstance(column, str):
+            raise ContentMismatch(f"a column of {count} numbers is a text")
+        return [ERASED if number is None else number for number in column or ()]
 
     def text(self, count: int) -> str:
         """The next column, a text of `count` characters; empty if it was erased."""
@@ -218,13 +241,23 @@ def _text(stored: int, columns: _Columns) -> str:
     return columns.text(stored)
 
 
+def _numbers(stored: int, columns: _Columns) -> list[int]:
+    return columns.numbers(stored)
+
+
 def _drafts(stored: list[TakenDrafts], columns: _Columns) -> list[Drafts]:
     tokens = iter(columns.tokens(sum(drafts.token_ids for drafts in stored)))
     return [Drafts(entry=d.entry, token_ids=[next(tokens) for _ in range(d.token_ids)]) for d in stored]
 
 
 def _restorer(event_type: type[Event], field: str) -> _Restore:
-    special: dict[str, Callable[[Any, _Columns], Any]] = {"drafts": _drafts, "digest": _text}
+    special: dict[str, Callable[[Any, _Columns], Any]] = {
+        "drafts": _drafts,
+        "digest": _text,
+        "content_digest": _text,
+        "surprisals": _numbers,
+        "digests": _numbers,
+    }
     column_of = special.get(field, _tokens)
 
     def restore(stored: Any, columns: _Columns) -> Event:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 StalePolicy = Literal["deliver", "drop"]
 FinishReason = Literal["stop", "length", "abort", "error", "capacity"]
@@ -34,6 +34,12 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
 
     `temperature` 0 means greedy. `top_k` 0 means no limit. `stop_token_ids` finish the request with reason `stop`, as
     does the model's end of sequence unless `ignore_eos`; both are masked until `min_tokens` tokens are out.
+
+    `repetition_penalty` divides positive logits of tokens that the request has seen (prompt and outputs), and multiplies
+    negative ones; `presence_penalty` is taken off the logits of its outputs, `frequency_penalty` once per occurrence.
+    `logit_bias` holds pairs (token, what is added to its logit), ascending, each token once. `min_p` drops what is less
+    likely than that share of the likeliest. `logprobs`: how many of the likeliest tokens are told beside each chosen one,
+    null for no log-probabilities at all; `prompt_logprobs`, the same of each token of the prompt.
     """
 
     seed: int
@@ -44,10 +50,19 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """All that decisions depend on. Written whole (defaults too): a journal explains itself.
+
+    All but `record_logits`: it came later, and is written only where it's set.
 
     `max_in_flight_steps` is the depth of the window; 1 is synchronous scheduling. `max_num_batched_tokens` is the token
     budget of a step. `long_prefill_token_threshold` caps one request's prefill in a step (0: no cap).
@@ -59,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_u
     `num_speculative_tokens` of them; `speculation_by_batch` holds pairs (batch size, drafts): up to that many running
     requests, at most that many drafts, and none beyond the last pair. `encoder_budget_tokens` and `encoder_cache_tokens`
     count embeddings, per step and in all. `tenant_weights` are shares under `fair_share`; 1 if not named.
+    `record_logits`: the worker digests each row of logits, for `LogitsRecorded`.
     """
 
     model: str
@@ -83,6 +99,7 @@ class EngineConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_u
     encoder_budget_tokens: int = 0
     encoder_cache_tokens: int = 0
     tenant_weights: dict[str, int] = {}
+    record_logits: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class EngineOpened(Event, frozen=True, tag=True):
@@ -306,6 +323,61 @@ class StaleOutputConsumed(Event, frozen=True, tag=True):
     accepted_drafts: list[int] = []
 
 
+class LogprobsDelivered(Event, frozen=True, tag=True):
+    """What the worker thought of tokens that it sampled in step `step`, of the requests that want to know.
+
+    In the record of the `OutputDelivered` or `StaleOutputConsumed` that hands the tokens out, and of exactly those tokens.
+    Columns, one place per entry: `handles`; `first_output_indices`; `counts` of tokens; `num_top`, how many of the likeliest
+    are told beside each. `surprisals` is flat. Per token: the rank of the chosen one (1 is the likeliest), its surprisal, and
+    of each of the likeliest, the best first, its id and its surprisal. A surprisal is -1 times the log-probability by the
+    model's own logits, before anything of `Sampling`, in millionths of a nat: an integer, alike wherever it is read. An
+    erased number reads as -1, and all of them as no number at all.
+    """
+
+    step: int
+    handles: list[int]
+    first_output_indices: list[int]
+    counts: list[int]
+    num_top: list[int]
+    surprisals: list[int]
+
+
+class PromptLogprobsDelivered(Event, frozen=True, tag=True):
+    """What the model thought of a request's prompt: of its tokens 1 to `count`, each after those before it.
+
+    In the record that hands out the request's first token. `num_top` and `surprisals` as in `LogprobsDelivered`.
+    """
+
+    handle: int
+    count: int
+    num_top: int
+    surprisals: list[int]
+
+
+class LogitsRecorded(Event, frozen=True, tag=True):
+    """What the logits of step `step` hashed to, where the configuration asks for it (`record_logits`).
+
+    Columns, one place per row of logits, in the order of the step's entries: `handles`, whose row, and `digests`, an integer
+    of 64 bits, never negative. An entry that samples has a row, and one more for each of its drafts.
+    """
+
+    step: int
+    handles: list[int]
+    digests: list[int]
+
+
+class RequestQuarantined(Event, frozen=True, tag=True):
+    """A request killed the worker again and again: its like is not let in any more.
+
+    `content_digest` tells what its like is. It is erased with what the request said: it would tell whether a guess is right.
+    """
+
+    handle: int
+    request_id: str
+    content_digest: str
+    reason: str
+
+
 class RequestFinished(Event, frozen=True, tag=True):
     """A request has ended; nothing is delivered to it after this. `stop_token_id` is the token that ended it."""
 
@@ -377,6 +449,10 @@ AnyEvent = (
     | RequestPreempted
     | OutputDelivered
     | StaleOutputConsumed
+    | LogprobsDelivered
+    | PromptLogprobsDelivered
+    | LogitsRecorded
+    | RequestQuarantined
     | RequestFinished
     | RequestAborted
     | CacheReset

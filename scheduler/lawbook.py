@@ -14,6 +14,7 @@ from refold.journal.events import (
     ContentRedacted,
     EngineOpened,
     Event,
+    LogprobsDelivered,
     OutputDelivered,
     RequestFinished,
     RequestSubmitted,
@@ -61,6 +62,7 @@ class LawBook:
             StepScheduled: self._scheduled,
             OutputDelivered: self._delivered,
             StaleOutputConsumed: self._stale,
+            LogprobsDelivered: self._logprobs,
             RequestFinished: self._ended,
             WorkerLost: self._worker_lost,
             CacheReset: lambda *_: self._forget_content(),
@@ -273,6 +275,17 @@ class LawBook:
             if event.delivered[i]:
                 self._append(handle, tokens, event.first_output_indices[i])
                 self._check_context(state, handle)
+
+    def _logprobs(self, state: State, event: LogprobsDelivered) -> None:  # noqa: ARG002
+        """Log-probabilities are those of the last tokens that their request got."""
+        for handle, count, first in zip(event.handles, event.counts, event.first_output_indices, strict=True):
+            if handle in self._finished:
+                raise broken("L9", f"handle {handle} got log-probabilities after its end")
+            outputs = len(self._accounts[handle].outputs)
+            if first + count != outputs:
+                raise broken(
+                    "L5", f"handle {handle}: log-probabilities up to output {first + count}, {outputs} delivered"
+                )
 
     def _settle(self, step: int, handles: list[int]) -> None:
         oldest = min(self._unresolved, default=-1)

@@ -33,9 +33,13 @@ from refold.journal.events import (
     EngineConfig,
     EngineOpened,
     Event,
+    LogitsRecorded,
+    LogprobsDelivered,
     Media,
+    PromptLogprobsDelivered,
     RequestAborted,
     RequestFinished,
+    RequestQuarantined,
     RequestSubmitted,
     Sampling,
     StateDigest,
@@ -45,10 +49,13 @@ from refold.journal.events import (
 )
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+from refold.journal.surprisals import blank
 from refold.journal.verify import verified
 from refold.scheduler.state import State, digest
 
 FORMAT = 1
+OLDEST_SCHEMA = 2
+"""Of the capsules that are read. Schema 3 tells all that schema 2 tells, alike."""
 MAX_FILE_BYTES = 256 << 20
 MAX_BYTES = 2 << 30
 MAX_LINE_BYTES = 32 << 20
@@ -165,6 +172,10 @@ class _Veil:
             RequestAborted: lambda e: msgspec.structs.replace(e, cause="dropped"),
             RequestFinished: self._finished,
             StepScheduled: self._scheduled,
+            LogprobsDelivered: self._logprobs,
+            PromptLogprobsDelivered: self._prompt_logprobs,
+            LogitsRecorded: lambda e: msgspec.structs.replace(e, digests=[0] * len(e.digests)),
+            RequestQuarantined: self._quarantined,
             ContentRedacted: lambda e: msgspec.structs.replace(e, positions=[], content_hashes=[], reason="dropped"),
         }
 
@@ -256,7 +267,23 @@ class _Veil:
 
     def _sampling(self, sampling: Sampling, handle: int) -> Sampling:
         stops = tuple(self.tokens(sampling.stop_token_ids))
-        return msgspec.structs.replace(sampling, seed=handle, stop_token_ids=stops)
+        biases = tuple(sorted((self.token(token_id), bias) for token_id, bias in sampling.logit_bias))
+        return msgspec.structs.replace(sampling, seed=handle, stop_token_ids=stops, logit_bias=biases)
+
+    def _logprobs(self, event: LogprobsDelivered) -> Event:
+        hidden = [
+            number for count, top in zip(event.counts, event.num_top, strict=True) for number in blank(count, top)
+        ]
+        return msgspec.structs.replace(event, surprisals=hidden if event.surprisals else [])
+
+    def _prompt_logprobs(self, event: PromptLogprobsDelivered) -> Event:
+        return msgspec.structs.replace(event, surprisals=blank(event.count, event.num_top) if event.surprisals else [])
+
+    def _quarantined(self, event: RequestQuarantined) -> Event:
+        digest_name = self.name("content", event.content_digest)
+        return msgspec.structs.replace(
+            event, request_id=f"req-{event.handle}", content_digest=digest_name, reason="dropped"
+        )
 
     def _finished(self, event: RequestFinished) -> Event:
         """Messages that decisions make are kept, with their names veiled; a caller's is dropped."""
@@ -308,7 +335,7 @@ def _header(line: bytes, path: Path) -> CapsuleHeader:
         raise SchemaTooNew(f"{path.name} was written by a newer refold: read it with that one")
     if not 0 <= header.num_records <= MAX_RECORDS or header.refold_capsule < 1 or header.schema_version < 1:
         raise JournalError(f"{path.name} has a header that no refold wrote")
-    if header.schema_version < SCHEMA_VERSION:
+    if header.schema_version < OLDEST_SCHEMA:
         raise JournalError(
             f"{path.name} is of schema version {header.schema_version}, capsules of that aren't read any more"
         )

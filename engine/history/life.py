@@ -22,6 +22,7 @@ from refold.journal.events import (
     RequestAborted,
     RequestFinished,
     RequestPreempted,
+    RequestQuarantined,
     RequestSubmitted,
     Sampling,
     SessionClosed,
@@ -263,6 +264,9 @@ class LifeStory:
             message=event.message,
         )
 
+    def _quarantined(self, life: Life, event: RequestQuarantined) -> None:  # noqa: ARG002
+        self._tell("quarantined", reason=event.reason)
+
     def _redacted(self, life: Life, event: ContentRedacted) -> None:
         life.is_redacted = True
         life.prompt_token_ids, life.output_token_ids = [], []
@@ -288,5 +292,6 @@ _TELLERS: dict[type[Event], Callable[[LifeStory, Life, Any], None]] = {
     DraftsProposed: LifeStory._drafts_proposed,  # noqa: SLF001
     RequestAborted: LifeStory._aborted,  # noqa: SLF001
     RequestFinished: LifeStory._finished,  # noqa: SLF001
+    RequestQuarantined: LifeStory._quarantined,  # noqa: SLF001
     ContentRedacted: LifeStory._redacted,  # noqa: SLF001
 }

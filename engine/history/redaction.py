@@ -22,7 +22,11 @@ from refold.journal.errors import NotFound, Rejected
 from refold.journal.events import (
     DraftsProposed,
     Event,
+    LogitsRecorded,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
+    RequestQuarantined,
     RequestSubmitted,
     SessionExtended,
     StaleOutputConsumed,
@@ -30,6 +34,7 @@ from refold.journal.events import (
     StepScheduled,
 )
 from refold.journal.record import FIRST_WITH_CONTENT, Record
+from refold.journal.surprisals import numbers_per_token
 from refold.journal.verify import Chain
 from refold.journal.writer import fresh_salt
 from refold.scheduler.commands import RedactContent
@@ -123,13 +128,15 @@ class RedactionPlan:
             return None
         if isinstance(event, StateDigest):
             return self._kept_digest(event, column, position)
-        assert isinstance(column, list), "digests apart, columns hold tokens"
+        if isinstance(event, RequestQuarantined):
+            return None if event.handle in self.handles else column
+        assert isinstance(column, list), "digests of states and prompts apart, columns hold numbers"
         kept: list[int | None] = []
         for handle, count in said_by(event):
             erased = handle in self.handles
             kept += [None] * count if erased else column[len(kept) : len(kept) + count]
-        assert len(kept) == len(column), "every token is somebody's"
-        return None if all(token is None for token in kept) else kept
+        assert len(kept) == len(column), "every number is somebody's"
+        return None if all(number is None for number in kept) else kept
 
     def _kept_digest(self, event: StateDigest, column: Column, position: int) -> Column:
         found = digest(self.state)
@@ -145,27 +152,31 @@ class RedactionPlan:
 
 
 def said_by(event: Event) -> Iterable[tuple[int, int]]:
-    """Whose tokens an event's column holds, in order: handle and number."""
+    """Whose tokens or numbers an event's column holds, in order: handle and how many."""
     spans = _SPANS.get(type(event))
     return () if spans is None else spans(event)
 
 
 def erased_of(events: Iterable[Event]) -> set[int]:
-    """The requests that have lost tokens in these events."""
+    """The requests that have lost tokens, or what tells of them, in these events."""
     lost: set[int] = set()
     for event in events:
-        tokens, start = _tokens_of(event), 0
+        if isinstance(event, RequestQuarantined) and not event.content_digest:
+            lost.add(event.handle)
+        numbers, start = _numbers_of(event), 0
         for handle, count in said_by(event):
-            if any(is_placeholder(token) for token in tokens[start : start + count]):
+            is_empty = not numbers and count > 0  # numbers that are no tokens, all of them erased
+            if is_empty or any(is_placeholder(number) for number in numbers[start : start + count]):
                 lost.add(handle)
             start += count
     return lost
 
 
-def _tokens_of(event: Any) -> list[int]:
+def _numbers_of(event: Any) -> list[int]:
     if isinstance(event, StepScheduled):
         return [token for drafts in event.drafts for token in drafts.token_ids]
-    return [] if isinstance(event, StateDigest) else getattr(event, TAKEN.get(type(event), ""), [])
+    column = getattr(event, TAKEN.get(type(event), ""), [])
+    return column if isinstance(column, list) else []
 
 
 _SPANS: dict[type[Event], Callable[[Any], Iterable[tuple[int, int]]]] = {
@@ -175,4 +186,10 @@ _SPANS: dict[type[Event], Callable[[Any], Iterable[tuple[int, int]]]] = {
     StepScheduled: lambda e: [(e.handles[d.entry], len(d.token_ids)) for d in e.drafts],
     OutputDelivered: lambda e: zip(e.handles, e.counts or repeat(1, len(e.handles)), strict=True),
     StaleOutputConsumed: lambda e: zip(e.handles, e.counts, strict=True),
+    LogprobsDelivered: lambda e: [
+        (handle, count * numbers_per_token(top))
+        for handle, count, top in zip(e.handles, e.counts, e.num_top, strict=True)
+    ],
+    PromptLogprobsDelivered: lambda e: [(e.handle, e.count * numbers_per_token(e.num_top))],
+    LogitsRecorded: lambda e: zip(e.handles, repeat(1), strict=False),
 }

@@ -18,10 +18,14 @@ from refold.journal.events import (
     EngineResumed,
     Event,
     GrammarReady,
+    LogitsRecorded,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
+    RequestQuarantined,
     RequestSubmitted,
     Sampling,
     SessionClosed,
@@ -50,8 +54,18 @@ def sampling_in_words(sampling: Sampling) -> str:
         words.append(f"top-k {sampling.top_k}")
     if sampling.temperature and sampling.top_p < 1:
         words.append(f"top-p {sampling.top_p:g}")
+    if sampling.temperature and sampling.min_p:
+        words.append(f"min-p {sampling.min_p:g}")
     if sampling.temperature:
         words.append(f"seed {sampling.seed}")
+    penalties = (
+        ("repetition", sampling.repetition_penalty, 1),
+        ("presence", sampling.presence_penalty, 0),
+        ("frequency", sampling.frequency_penalty, 0),
+    )
+    words += [f"{kind} penalty {value:g}" for kind, value, none in penalties if value != none]
+    if sampling.logit_bias:
+        words.append(f"a bias for {count(len(sampling.logit_bias), 'token')}")
     if sampling.min_tokens:
         words.append(f"at least {count(sampling.min_tokens, 'token')}")
     if sampling.ignore_eos:
@@ -167,6 +181,24 @@ def _stale_output_consumed(event: StaleOutputConsumed, names: Names) -> str:
     return f"step {event.step} came back stale for {listed(words)}"
 
 
+def _logprobs_delivered(event: LogprobsDelivered, names: Names) -> str:
+    words = f"step {event.step} came back with {count(sum(event.counts), 'log-probability', 'log-probabilities')} for "
+    return words + _named(event.handles, names)
+
+
+def _prompt_logprobs_delivered(event: PromptLogprobsDelivered, names: Names) -> str:
+    words = count(event.count, "log-probability", "log-probabilities")
+    return f"{safe(names[event.handle])} has {words} of its prompt"
+
+
+def _logits_recorded(event: LogitsRecorded, names: Names) -> str:  # noqa: ARG001
+    return f"step {event.step} came back with {count(len(event.handles), 'digest')} of logits"
+
+
+def _request_quarantined(event: RequestQuarantined, names: Names) -> str:  # noqa: ARG001
+    return f"{safe(event.request_id)} quarantined: {safe(event.reason)}"
+
+
 def _request_finished(event: RequestFinished, names: Names) -> str:
     words = f"{safe(names[event.handle])} finished: {event.reason} after {count(event.num_output_tokens, 'token')}"
     if event.stop_token_id is not None:
@@ -233,6 +265,10 @@ _SENTENCES: dict[type[Event], Callable[[Any, Names], str]] = {
     RequestPreempted: _request_preempted,
     OutputDelivered: _output_delivered,
     StaleOutputConsumed: _stale_output_consumed,
+    LogprobsDelivered: _logprobs_delivered,
+    PromptLogprobsDelivered: _prompt_logprobs_delivered,
+    LogitsRecorded: _logits_recorded,
+    RequestQuarantined: _request_quarantined,
     RequestFinished: _request_finished,
     RequestAborted: _request_aborted,
     CacheReset: _cache_reset,

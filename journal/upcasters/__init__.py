@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from refold.journal.upcasters import schema_1_to_2
+from refold.journal.upcasters import schema_1_to_2, schema_2_to_3
 
 Upcaster = Callable[[bytes, bytes | None], tuple[bytes, bytes | None]]
 
-UPCASTERS: dict[int, Upcaster] = {1: schema_1_to_2.upcast}
+UPCASTERS: dict[int, Upcaster] = {1: schema_1_to_2.upcast, 2: schema_2_to_3.upcast}
 """By the version that they read."""
 
 

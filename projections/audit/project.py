@@ -20,10 +20,14 @@ from refold.journal.events import (
     EngineResumed,
     Event,
     GrammarReady,
+    LogitsRecorded,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
+    RequestQuarantined,
     RequestSubmitted,
     SessionClosed,
     SessionExtended,
@@ -361,6 +365,12 @@ def _of_request(detail: Callable[[Any], str]) -> Callable[[Now, Any], None]:
     return tell
 
 
+def _of_step(now: Now, event: LogprobsDelivered | LogitsRecorded) -> None:
+    """An event that names many requests and changes no row of them: one row tells of it."""
+    now.story.num_request_events += len(event.handles)
+    now.tell(type(event).__name__, 0, "", step=event.step, num=len(event.handles))
+
+
 def _of_engine(detail: Callable[[Any], str]) -> Callable[[Now, Any], None]:
     def tell(now: Now, event: Any) -> None:
         now.tell(type(event).__name__, 0, detail(event))
@@ -390,6 +400,10 @@ _PROJECTORS: dict[type[Event], Callable[[Now, Any], None]] = {
     RequestPreempted: _request_preempted,
     OutputDelivered: output_delivered,
     StaleOutputConsumed: stale_output_consumed,
+    LogprobsDelivered: _of_step,
+    PromptLogprobsDelivered: _of_request(lambda e: f"of {e.count} tokens"),
+    LogitsRecorded: _of_step,
+    RequestQuarantined: _of_request(lambda e: e.reason),
     RequestFinished: _request_finished,
     RequestAborted: _request_aborted,
     CacheReset: _of_engine(lambda e: "running requests were preempted first" if e.reset_running else ""),

@@ -14,10 +14,14 @@ from refold.journal.events import (
     EnginePaused,
     EngineResumed,
     GrammarReady,
+    LogitsRecorded,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
+    RequestQuarantined,
     RequestSubmitted,
     Sampling,
     SessionClosed,
@@ -57,6 +61,12 @@ def test_every_kind_of_event_has_a_sentence():
         DraftsProposed(handle=1, token_ids=[1, 2]),
         EnginePaused(mode="drain"),
         EngineResumed(),
+        LogprobsDelivered(
+            step=1, handles=[1], first_output_indices=[0], counts=[1], num_top=[1], surprisals=[1, 5, 7, 5]
+        ),
+        PromptLogprobsDelivered(handle=1, count=1, num_top=0, surprisals=[3, 9]),
+        LogitsRecorded(step=1, handles=[1], digests=[2**64 - 1]),
+        RequestQuarantined(handle=1, request_id="a", content_digest="ab", reason="it killed 3 workers"),
         ContentRedacted(handles=[1], positions=[0, 3], content_hashes=["", "ab" * 32], reason="asked by mail"),
     )
     events |= {type(event): event for event in rare}
