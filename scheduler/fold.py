@@ -17,7 +17,6 @@ from refold.journal.events import (
     CacheReset,
     ContentRedacted,
     DraftsProposed,
-    EncoderInput,
     EngineClosed,
     EngineOpened,
     EnginePaused,
@@ -46,6 +45,7 @@ from refold.projections import blocks, encoder, queues, requests, steps
 from refold.projections.encoder import EncoderCache
 from refold.projections.requests import IDLE, PREEMPTED, RUNNING, Request
 from refold.projections.steps import InFlightStep
+from refold.scheduler.media import hold_media, let_go_media
 from refold.scheduler.redaction import content_redacted
 from refold.scheduler.state import State
 
@@ -192,27 +192,7 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
     assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
     _enter_window(state, step, event)
     for item in event.encoder_inputs:
-        _hold_media(state, step, entries[item.entry], item)
-
-
-def _hold_media(state: State, step: InFlightStep, request: Request, item: EncoderInput) -> None:
-    media = request.media[item.media]
-    if item.computed:
-        encoder.add(state.encoder, media.digest, media.num_tokens)
-    encoder.use(state.encoder, media.digest, request.handle)
-    request.media_held.add(item.media)
-    step.encoded.append(media.digest)
-
-
-def _let_go_media(state: State, request: Request, frontier: int | None = None) -> None:
-    """Stop using the media that end at or before `frontier`; all of them if None."""
-    for index in sorted(request.media_held):
-        media = request.media[index]
-        if frontier is not None and media.start + media.num_tokens > frontier:
-            continue
-        request.media_held.remove(index)
-        if not any(request.media[i].digest == media.digest for i in request.media_held):
-            encoder.stop_using(state.encoder, media.digest, request.handle)
+        hold_media(state, step, entries[item.entry], item)
 
 
 def _enter_window(state: State, step: InFlightStep, event: StepScheduled) -> None:
@@ -282,7 +262,7 @@ def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
     requests.raise_epoch(request, deliverable)
     released = requests.forget_computed(request)
     blocks.release(state.pool, released, fence)
-    _let_go_media(state, request)
+    let_go_media(state, request)
     return released
 
 
@@ -309,7 +289,7 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
     else:
         step.filled = requests.append_tokens(entries, event.token_ids, _hashed_block_size(state))
     for request in entries if state.encoder.sizes else ():
-        _let_go_media(state, request, request.next_position)
+        let_go_media(state, request, request.next_position)
     step.delivered = True
     _resolve(state, step, len(entries))
 
@@ -389,15 +369,13 @@ APPLIERS: dict[type[Event], Callable[[State, Any], None]] = {
     RequestPreempted: _request_preempted,
     OutputDelivered: _output_delivered,
     StaleOutputConsumed: _stale_output_consumed,
-    LogprobsDelivered: _says_nothing_new,
-    PromptLogprobsDelivered: _says_nothing_new,
-    LogitsRecorded: _says_nothing_new,
-    RequestQuarantined: _says_nothing_new,
     RequestFinished: _request_finished,
-    RequestAborted: _says_nothing_new,
     CacheReset: _cache_reset,
     EnginePaused: _pause_changed,
     EngineResumed: _pause_changed,
     ContentRedacted: content_redacted,
-    StateDigest: _says_nothing_new,
+    **dict.fromkeys(
+        (RequestAborted, LogprobsDelivered, PromptLogprobsDelivered, LogitsRecorded, RequestQuarantined, StateDigest),
+        _says_nothing_new,
+    ),
 }

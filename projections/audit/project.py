@@ -55,6 +55,7 @@ from refold.projections.audit.rows import Rows
 from refold.projections.audit.schema import LOST
 from refold.projections.audit.steps import forget_if_over, output_delivered, stale_output_consumed, step_scheduled
 from refold.projections.audit.story import Life, Preemption, Request, Step, Story, Worker
+from refold.projections.audit.telling import of_engine, of_request, of_step
 
 
 def project(story: Story, rows: Rows, record: Record, events: Sequence[Event]) -> None:
@@ -355,29 +356,6 @@ def _begin_turn(now: Now, request: Request) -> None:
     now.story.num_waiting += 1
 
 
-def _of_request(detail: Callable[[Any], str]) -> Callable[[Now, Any], None]:
-    """An event that names one request and changes no row of it."""
-
-    def tell(now: Now, event: Any) -> None:
-        now.story.num_request_events += 1
-        now.tell(type(event).__name__, event.handle, detail(event))
-
-    return tell
-
-
-def _of_step(now: Now, event: LogprobsDelivered | LogitsRecorded) -> None:
-    """An event that names many requests and changes no row of them: one row tells of it."""
-    now.story.num_request_events += len(event.handles)
-    now.tell(type(event).__name__, 0, "", step=event.step, num=len(event.handles))
-
-
-def _of_engine(detail: Callable[[Any], str]) -> Callable[[Now, Any], None]:
-    def tell(now: Now, event: Any) -> None:
-        now.tell(type(event).__name__, 0, detail(event))
-
-    return tell
-
-
 def _content_redacted(now: Now, event: ContentRedacted) -> None:
     now.tell("ContentRedacted", 0, event.reason)
     for handle in event.handles:
@@ -391,24 +369,24 @@ _PROJECTORS: dict[type[Event], Callable[[Now, Any], None]] = {
     WorkerStarted: _worker_started,
     WorkerLost: _worker_lost,
     RequestSubmitted: _request_submitted,
-    GrammarReady: _of_request(lambda e: "its grammar is compiled"),  # noqa: ARG005
+    GrammarReady: of_request(lambda e: "its grammar is compiled"),  # noqa: ARG005
     SessionExtended: _session_extended,
-    SessionClosed: _of_request(lambda e: "no more input"),  # noqa: ARG005
+    SessionClosed: of_request(lambda e: "no more input"),  # noqa: ARG005
     SessionTurnEnded: _session_turn_ended,
     StepScheduled: step_scheduled,
-    DraftsProposed: _of_request(lambda e: f"{len(e.token_ids)} drafts from outside"),
+    DraftsProposed: of_request(lambda e: f"{len(e.token_ids)} drafts from outside"),
     RequestPreempted: _request_preempted,
     OutputDelivered: output_delivered,
     StaleOutputConsumed: stale_output_consumed,
-    LogprobsDelivered: _of_step,
-    PromptLogprobsDelivered: _of_request(lambda e: f"of {e.count} tokens"),
-    LogitsRecorded: _of_step,
-    RequestQuarantined: _of_request(lambda e: e.reason),
+    LogprobsDelivered: of_step,
+    PromptLogprobsDelivered: of_request(lambda e: f"of {e.count} tokens"),
+    LogitsRecorded: of_step,
+    RequestQuarantined: of_request(lambda e: e.reason),
     RequestFinished: _request_finished,
     RequestAborted: _request_aborted,
-    CacheReset: _of_engine(lambda e: "running requests were preempted first" if e.reset_running else ""),
-    EnginePaused: _of_engine(lambda e: e.mode),
-    EngineResumed: _of_engine(lambda e: ""),  # noqa: ARG005
+    CacheReset: of_engine(lambda e: "running requests were preempted first" if e.reset_running else ""),
+    EnginePaused: of_engine(lambda e: e.mode),
+    EngineResumed: of_engine(lambda e: ""),  # noqa: ARG005
     ContentRedacted: _content_redacted,
-    StateDigest: _of_engine(lambda e: ""),  # noqa: ARG005 - a digest tells of tokens
+    StateDigest: of_engine(lambda e: ""),  # noqa: ARG005 - a digest tells of tokens
 }
