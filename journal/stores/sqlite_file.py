@@ -22,7 +22,7 @@ from urllib.parse import quote
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
 
 APPLICATION_ID = 0x5245464F  # "REFO"
-TABLE_VERSION = 4  # the number of the newest migration
+TABLE_VERSION = 5  # the number of the newest migration
 BUSY_TIMEOUT_S = 5.0
 
 _OUR_TABLES = {"journal_streams", "journal_records"}
