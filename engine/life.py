@@ -120,7 +120,7 @@ def prepare(args: EngineArgs, given_worker: MakeWorker | None) -> Prepared:
     Raises:
         Rejected: they don't, or there is no such model.
     """
-    model = find_model(args.model, WorkerOptions(args.threads, args.worker, args.step_timeout_s))
+    model = find_model(args.model, WorkerOptions(args.threads, args.worker, args.step_timeout_s, args.dtype))
     config = args.resolve(model)
     make_worker = given_worker or model.make_worker
     text: Text | Rejected

@@ -17,6 +17,7 @@ from refold.journal.events import EngineConfig
 SIMULATED = "simulated"
 MakeWorker = Callable[[EngineConfig], Worker]
 WorkerPlace = Literal["process", "thread"]
+Dtype = Literal["float32", "bfloat16"]
 STEP_TIMEOUT_S = 300.0
 
 
@@ -63,11 +64,15 @@ class Model:
 
 
 class WorkerOptions(NamedTuple):
-    """How a model's worker is to be run. `place` None: a process for a model with weights, a thread for the simulated one."""
+    """How a model's worker is to be run. `place` None: a process for a model with weights, a thread for the simulated one.
+
+    `dtype` of weights and KV cache.
+    """
 
     threads: int | None = None
     place: WorkerPlace | None = None
     step_timeout_s: float = STEP_TIMEOUT_S
+    dtype: Dtype = "float32"
 
 
 def find_model(name: str, worker: WorkerOptions = WorkerOptions()) -> Model:  # noqa: B008 - a constant
@@ -156,23 +161,25 @@ def _weighted(name: str, worker: WorkerOptions) -> Model:
         vocab_size=description.vocab_size,
         eos_token_ids=description.eos_token_ids,
         max_model_len=description.max_model_len,
-        kv_bytes_per_token=spec.num_layers * spec.num_kv_heads * spec.head_dim * 2 * _FLOAT32_BYTES,
+        kv_bytes_per_token=spec.num_layers * spec.num_kv_heads * spec.head_dim * 2 * _BYTES[worker.dtype],
         make_worker=lambda config: _worker(config, worker, "process"),
         load_text=lambda: _load_text(name),
     )
 
 
-_FLOAT32_BYTES = 4
+_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
 
 def _worker(config: EngineConfig, options: WorkerOptions, usual_place: WorkerPlace) -> Worker:
     if (options.place or usual_place) == "process":
         from refold.gpu.process import ProcessWorker  # noqa: PLC0415 - who only reads a journal starts no process
 
-        return ProcessWorker(config, threads=options.threads, step_timeout_s=options.step_timeout_s)
+        return ProcessWorker(
+            config, threads=options.threads, dtype=options.dtype, step_timeout_s=options.step_timeout_s
+        )
     from refold.gpu.factory import create_worker  # noqa: PLC0415 - may bring torch
 
-    return create_worker(config, threads=options.threads)
+    return create_worker(config, threads=options.threads, dtype=options.dtype)
 
 
 def _load_text(name: str) -> Text:

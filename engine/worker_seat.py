@@ -1,17 +1,17 @@
 """The worker's seat: one worker sits in it at a time, and gets the orders.
 
-Orders follow from events: a scheduled step becomes a work order, with the tokens of each request that enters the batch and
-the slots that may be dropped (a session's at the end of each turn: it comes in again with the blocks that it kept). A worker that is lost gives the seat up to a new one, which starts with empty slots; too many
-lost one after the other, and the first of their causes is the engine's end.
+Orders follow from events (`work_orders.py`). A worker that is lost gives the seat up to a new one, which starts with empty
+slots; too many lost one after the other, and the first of their causes is the engine's end.
 """
 
 from collections.abc import Callable
 
 from refold.engine.messages import WorkerMessage
+from refold.engine.work_orders import OrderBook
 from refold.engine.worker_thread import WorkerThread
-from refold.gpu.batch import AdmittedRequest, Worker, WorkOrder
+from refold.gpu.batch import Worker
 from refold.journal.errors import RefoldError
-from refold.journal.events import Event, RequestFinished, RequestPreempted, SessionTurnEnded, StepScheduled
+from refold.journal.events import Event
 from refold.scheduler.state import State
 
 MAX_LOSSES = 3
@@ -21,22 +21,20 @@ MAX_LOSSES = 3
 class WorkerSeat:
     """Used by the engine's thread only."""
 
-    __slots__ = ("_held", "_losses", "_make", "_post", "_released", "_thread")
+    __slots__ = ("_losses", "_make", "_orders", "_post", "_thread")
 
     def __init__(self, make: Callable[[], Worker], post: Callable[[WorkerMessage], object]) -> None:
         self._make = make
         self._post = post
         self._thread: WorkerThread | None = None
-        self._held: set[int] = set()
-        self._released: list[int] = []
+        self._orders = OrderBook()
         self._losses: list[RefoldError] = []
 
     def fill(self) -> None:
         """Start a worker; one that had the seat before is stopped first. `WorkerReady` or `WorkerFailed` will come."""
         if self._thread is not None:
             self._thread.stop()
-        self._held.clear()
-        self._released.clear()
+        self._orders.forget()
         self._thread = WorkerThread(self._make, self._post, after=self._thread)
 
     def sits(self, thread: object) -> bool:
@@ -45,12 +43,10 @@ class WorkerSeat:
 
     def observe(self, state: State, event: Event) -> None:
         """Send the order that follows from an event, if one does. The event's whole record is folded already."""
-        if isinstance(event, StepScheduled):
+        order = self._orders.order(state, event)
+        if order is not None:
             assert self._thread is not None, "a step is scheduled for a worker"
-            self._thread.send(self._order(state, event))
-        elif isinstance(event, RequestFinished | RequestPreempted | SessionTurnEnded) and event.handle in self._held:
-            self._held.remove(event.handle)
-            self._released.append(event.handle)
+            self._thread.send(order)
 
     def completed(self) -> None:
         """The worker has completed a step: it is no hopeless case."""
@@ -76,25 +72,3 @@ class WorkerSeat:
         """Wait for a stopped worker, for as long as one waits."""
         if self._thread is not None:
             self._thread.join()
-
-    def _order(self, state: State, event: StepScheduled) -> WorkOrder:
-        new = {allocation.entry: len(allocation.block_ids) for allocation in event.allocations}
-        admitted = [
-            _admitted(state, event.handles[a.entry], a.entry, a.epoch, new.get(a.entry, 0)) for a in event.admissions
-        ]
-        released, self._released = self._released, []
-        self._held.update(each.handle for each in admitted)
-        return WorkOrder(generation=state.worker_generation, scheduled=event, admitted=admitted, released=released)
-
-
-def _admitted(state: State, handle: int, entry: int, epoch: int, num_new_blocks: int) -> AdmittedRequest:
-    request = state.requests.by_handle[handle]
-    return AdmittedRequest(
-        entry=entry,
-        handle=handle,
-        epoch=epoch,
-        token_ids=list(request.tokens),
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=request.sampling,
-        hit_block_ids=request.block_ids[: len(request.block_ids) - num_new_blocks],
-    )

@@ -77,9 +77,13 @@ def answer(worker: Worker, order: WorkOrder) -> StepOutput:
             f"worker answered with step {output.step} of generation {output.generation}; "
             f"step {order.scheduled.step} of generation {order.generation} was asked"
         )
-    for column in (output.counts, output.token_ids, output.positions):
+    for column in (output.counts, output.token_ids, output.positions, output.digests):
         if type(column) is not list or not set(map(type, column)) <= {int}:
             raise WorkerLost(f"worker answered step {output.step} with columns that are no lists of integers")
+    if len(output.digests) not in {0, len(output.token_ids)}:
+        raise WorkerLost(
+            f"worker answered step {output.step} with {len(output.digests)} digests for {len(output.token_ids)} tokens"
+        )
     return output
 
 

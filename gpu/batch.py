@@ -48,7 +48,8 @@ class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What a step produced. Columns, one place per entry of the step, in its order.
 
     `counts`: tokens sampled (0 for a chunk; with drafts, the accepted ones and one more); `token_ids`: flat; `positions`: the position of the entry's first sampled
-    token in its request (prompt and outputs counted from 0), -1 for a chunk.
+    token in its request (prompt and outputs counted from 0), -1 for a chunk. `digests`, parallel to `token_ids`, of the row of logits
+    that each token was chosen from (`refold.gpu.digest`); empty if they aren't asked for.
     """
 
     step: int
@@ -56,6 +57,7 @@ class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     counts: list[int]
     token_ids: list[int]
     positions: list[int]
+    digests: list[int] = []
 
 
 class Worker(Protocol):
