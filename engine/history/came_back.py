@@ -4,10 +4,11 @@ Of most steps that is all of it. Tokens behind the one that ended a request are 
 as negative numbers.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from refold.journal.events import Event, OutputDelivered, StaleOutputConsumed
+from refold.journal.events import Event, LogitsRecorded, OutputDelivered, StaleOutputConsumed
 
 
 class Said(NamedTuple):
@@ -27,14 +28,15 @@ class CameBack(NamedTuple):
 
 def came_back(events: Iterable[Event]) -> CameBack | None:
     """The answer in a record; None if no step ends with it."""
-    step, said = -1, dict[int, Said]()
+    step, said, digests = -1, dict[int, Said](), defaultdict[int, list[int]](list)
     for event in events:
         if isinstance(event, OutputDelivered | StaleOutputConsumed):
             step = event.step
             said |= _of_entries(event)
-        elif type(event).__name__ == "LogitsRecorded":
-            for handle, digest in zip(event.handles, event.digests, strict=False):
-                said[handle].digests.append(digest)
+        elif isinstance(event, LogitsRecorded):
+            for handle, digest in zip(event.handles, event.digests, strict=False):  # fewer: all of them were erased
+                digests[handle].append(digest)
+    said |= {handle: said[handle]._replace(digests=found) for handle, found in digests.items()}
     return None if step < 0 else CameBack(step, said)
 
 
