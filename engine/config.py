@@ -8,6 +8,7 @@ import reprlib
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
+from msgspec import UNSET
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from refold.engine.models import STEP_TIMEOUT_S, Dtype, Model, WorkerPlace
@@ -126,6 +127,8 @@ class EngineArgs(_Checked):
             The journal must pass through the head that is there when the engine opens.
         anchor_every_s: see there; 0 for every commit.
         anchor_key: file with the Ed25519 private key that signs it, in PEM; None for no signature.
+        record_logits: record a digest of each row of logits that a token was chosen from, for `refold replay --execute` to compare. Costs
+            a percent or so of the worker's time, and 9 bytes a token.
         audit: keep the audit read model up to date beside the engine, at low priority; without it, whoever asks by SQL projects what is
             missing first. Needs a journal file or database.
         seed: root of the seeds drawn for requests that bring none; None draws one.
@@ -172,6 +175,7 @@ class EngineArgs(_Checked):
     anchor: str | None = Field(default=None, min_length=1, max_length=4096, description="a file, or None")
     anchor_every_s: float = Field(default=60.0, ge=0, le=_MAX_IDLE_S, description="0 seconds or more, at most 10^9")
     anchor_key: str | None = Field(default=None, min_length=1, max_length=4096, description="a file in PEM, or None")
+    record_logits: bool = Field(default=False, description="True or False")
     audit: bool = Field(default=False, description="True or False")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
@@ -228,6 +232,7 @@ class EngineArgs(_Checked):
             num_speculative_tokens=0 if self.speculation == "off" else self.num_speculative_tokens,
             speculation_by_batch=self.speculation_by_batch,
             tenant_weights=self.tenant_weights,
+            record_logits=True if self.record_logits else UNSET,
         )
 
 
@@ -254,6 +259,7 @@ class EngineOptions(TypedDict, total=False):
     speculation_by_batch: tuple[tuple[int, int], ...]
     session_idle_s: float | None
     snapshot_every_records: int
+    record_logits: bool
     audit: bool
     anchor: str | None
     anchor_every_s: float

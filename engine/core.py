@@ -283,6 +283,7 @@ class EngineCore:
             token_ids=output.token_ids,
             positions=output.positions,
             time_ns=time.time_ns(),
+            digests=output.digests,
         )
         try:
             self._turns.take_lawful(command)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
+from refold.gpu.digest import digest_rows
 from refold.gpu.drafting import DraftIndex
 from refold.gpu.model_runner import Entry, ModelRunner
 from refold.gpu.sampler import Draw, choose_tokens
@@ -92,12 +93,14 @@ class TorchWorker:
         draws = [draw for each in planned if each.samples for draw in _draws(each)]
         chosen = iter(choose_tokens(logits.numpy(), draws, self._config.eos_token_ids))
         sampled = [self._advance(each, list(islice(chosen, _num_logits(each)))) for each in planned]
+        digests = digest_rows(logits.numpy()) if self._config.record_logits is True else []
         return StepOutput(
             step=order.scheduled.step,
             generation=order.generation,
             counts=[len(tokens) for tokens in sampled],
             token_ids=[token for tokens in sampled for token in tokens],
             positions=[each.stop if each.samples else -1 for each in planned],
+            digests=_of_tokens(digests, planned, sampled) if digests else [],
         )
 
     def _advance(self, planned: _Planned, chosen: list[int]) -> list[int]:
@@ -204,6 +207,13 @@ def _draws(planned: _Planned) -> list[Draw]:
     slot = planned.slot
     positions = range(planned.stop, planned.stop + _num_logits(planned))
     return [Draw(planned.handle, position, slot.num_prompt_tokens, slot.sampling) for position in positions]
+
+
+def _of_tokens(digests: list[int], planned: list[_Planned], sampled: list[list[int]]) -> list[int]:
+    """Of the digests of all rows of logits, those of rows that a token was chosen from: rows behind a rejected draft are void."""
+    rows = iter(digests)
+    kept = [list(islice(rows, _num_logits(each)))[: len(tokens)] for each, tokens in zip(planned, sampled, strict=True)]
+    return [digest for of_entry in kept for digest in of_entry]
 
 
 def _num_accepted(drafts: list[int], chosen: list[int]) -> int:

@@ -287,8 +287,9 @@ class PromptLogprobsDelivered(Event, frozen=True, tag=True):
 class LogitsRecorded(Event, frozen=True, tag=True):
     """What the logits of step `step` hashed to, where the configuration asks for it (`record_logits`).
 
-    Columns, one place per row of logits, in the order of the step's entries: `handles`, whose row, and `digests`, an integer
-    of 64 bits, never negative. An entry that samples has a row, and one more for each of its drafts.
+    Columns, one place per row of logits that a token was chosen from, in the order of the step's entries: `handles`, whose row,
+    and `digests`, an integer of 64 bits, never negative. An entry that samples has a row, and one more for each draft that
+    was accepted, also where the tokens behind an end aren't told. In the record in which the step comes back, before the rest.
     """
 
     step: int

@@ -122,6 +122,7 @@ class CompleteStep(Command, frozen=True):
     """A step's output came back, in the columns of `refold.gpu.batch.StepOutput`.
 
     `refused_entries` are entries whose tokens their grammar refuses. `time_ns` starts the idle time of sessions.
+    `digests`, parallel to `token_ids` or empty, are recorded as they are.
     """
 
     step: int
@@ -131,6 +132,7 @@ class CompleteStep(Command, frozen=True):
     positions: list[int]
     refused_entries: list[int] = []
     time_ns: int = 0
+    digests: list[int] = []
 
 
 class RedactContent(Command, frozen=True):

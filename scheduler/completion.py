@@ -15,6 +15,7 @@ from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import (
     Event,
     FinishReason,
+    LogitsRecorded,
     OutputDelivered,
     RequestFinished,
     SessionTurnEnded,
@@ -54,6 +55,11 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
     """The facts of a step that came back."""
     step = _expected_step(state, command)
     _check_shape(step, command, state.config.vocab_size)
+    events = _completed(step, command)
+    return [_logits_recorded(step, command), *events] if command.digests else events
+
+
+def _completed(step: InFlightStep, command: CompleteStep) -> list[Event]:
     if not (step.stale or command.refused_entries):
         simple = not (step.chunk_entries or step.num_drafts)
         return _complete_decode(step, command) if simple else _complete_current(step, command)
@@ -151,6 +157,12 @@ def _cut(command: CompleteStep, counts: list[int]) -> list[int]:
         token_ids += command.token_ids[offset : offset + kept]
         offset += returned
     return token_ids
+
+
+def _logits_recorded(step: InFlightStep, command: CompleteStep) -> LogitsRecorded:
+    """Digests of the rows that tokens were chosen from, those included whose tokens aren't told."""
+    handles = [handle for handle, count in zip(step.handles, command.counts, strict=True) for _ in range(count)]
+    return LogitsRecorded(step=step.step, handles=handles, digests=command.digests)
 
 
 def _add_fate(stale: _Stale, num_tokens: int, *, delivered: bool) -> None:
@@ -255,6 +267,12 @@ def _check_shape(step: InFlightStep, command: CompleteStep, vocab_size: int) -> 
             f"worker answered step {step.step} with counts {command.counts[:20]} and {len(command.token_ids)} tokens; "
             f"at most {most[:20]} were asked for"
         )
+    if command.digests and len(command.digests) != len(command.token_ids):
+        raise WorkerLost(
+            f"worker answered step {step.step} with {len(command.digests)} digests for {len(command.token_ids)} tokens"
+        )
+    if command.digests and not 0 <= min(command.digests) <= max(command.digests) < 1 << 64:
+        raise WorkerLost(f"worker answered step {step.step} with digests that don't fit into 64 bits")
     if command.token_ids and not 0 <= min(command.token_ids) <= max(command.token_ids) < vocab_size:
         raise WorkerLost(
             f"worker sampled tokens {min(command.token_ids)} to {max(command.token_ids)} in step {step.step}; "

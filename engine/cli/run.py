@@ -64,6 +64,9 @@ _MAX_TITLE = 60
 @click.option("--num-speculative-tokens", type=int, help="Drafts per request and step, at most.")
 @click.option("--threads", type=int, help="CPU threads of the worker.")
 @click.option("--dtype", help="float32, or bfloat16: half the memory, and faster where the machine multiplies it.")
+@click.option(
+    "--record-logits", is_flag=True, default=None, help="Digests of logits, for `refold replay --execute` to compare."
+)
 @click.option("--worker", help="process (it may die, the engine goes on) or thread.")
 @json_option
 def command(

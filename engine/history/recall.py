@@ -21,6 +21,7 @@ from refold.journal.events import (
     EngineResumed,
     Event,
     GrammarReady,
+    LogitsRecorded,
     OutputDelivered,
     RequestAborted,
     RequestFinished,
@@ -164,7 +165,17 @@ def _complete(events: Sequence[Event], state: State) -> Command:
         positions=positions,
         refused_entries=[entry for entry, request in enumerate(step.requests) if request.handle in refused],
         time_ns=max((event.time_ns for event in events if isinstance(event, SessionTurnEnded)), default=0),
+        digests=_digests(events),
     )
+
+
+def _digests(events: Sequence[Event]) -> list[int]:
+    for event in events:
+        if isinstance(event, LogitsRecorded):
+            if len(event.digests) != len(event.handles) or any(map(is_placeholder, event.digests)):
+                raise Forgotten("digests of its logits were erased")
+            return event.digests
+    return []
 
 
 def _collect(event: OutputDelivered | StaleOutputConsumed, came_back: dict[int, tuple[int, list[int]]]) -> None:

@@ -134,6 +134,7 @@ class Drive:
                 positions=output.positions,
                 refused_entries=list(refused_entries),
                 time_ns=time_ns,
+                digests=output.digests,
             )
         )
 
