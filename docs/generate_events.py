@@ -163,8 +163,8 @@ MEANINGS = {
     "digests": "per row: 64 bits",
     "LogitsRecorded.handles": "whose row, one per row",
     "content_digest": "what tells its like, in hexadecimal",
-    "RequestQuarantined.reason": "what it did, for people",
-    "RequestQuarantined.request_id": "the client's name for it",
+    "num_lost_workers": "workers that died with it since its last token",
+    "suspects": "the live requests of the step that it died at, if it may have been for one of them",
     "time_ns": "when, wall clock, nanoseconds since 1970",
 }
 

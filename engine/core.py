@@ -313,10 +313,14 @@ class EngineCore:
 
     def _lose_worker(self, cause: RefoldError) -> None:
         """Journal the loss, and give the seat to a successor."""
-        steps = [step.step for step in self.state.window.in_flight]
-        position = self._turns.take(LoseWorker(reason=one_line(cause)))
+        steps, num_quarantined = (
+            [step.step for step in self.state.window.in_flight],
+            len(self.state.suspicion.quarantined),
+        )
+        position = self._turns.take(LoseWorker(reason=one_line(cause), by_step=True))
         self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
-        self._seat.replace(cause)
+        is_found = len(self.state.suspicion.quarantined) > num_quarantined
+        self._seat.replace(cause, died_at_work=bool(steps), is_found=is_found)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

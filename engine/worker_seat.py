@@ -15,13 +15,18 @@ from refold.journal.events import Event
 from refold.scheduler.state import State
 
 MAX_LOSSES = 3
-"""Workers lost one after the other, without a completed step between them, before the engine gives up."""
+"""Workers lost one after the other, without a completed step between them, before the engine gives up: of those that died
+with nothing to do."""
+
+MAX_LOSSES_AT_WORK = 16
+"""Of those that died at a step: as many as it may take to find the request that kills them. One that was found counts like a
+completed step."""
 
 
 class WorkerSeat:
     """Used by the engine's thread only."""
 
-    __slots__ = ("_losses", "_make", "_orders", "_post", "_thread")
+    __slots__ = ("_losses", "_make", "_num_idle_losses", "_orders", "_post", "_thread")
 
     def __init__(self, make: Callable[[], Worker], post: Callable[[WorkerMessage], object]) -> None:
         self._make = make
@@ -29,6 +34,7 @@ class WorkerSeat:
         self._thread: WorkerThread | None = None
         self._orders = OrderBook()
         self._losses: list[RefoldError] = []
+        self._num_idle_losses = 0
 
     def fill(self) -> None:
         """Start a worker; one that had the seat before is stopped first. `WorkerReady` or `WorkerFailed` will come."""
@@ -51,16 +57,20 @@ class WorkerSeat:
     def completed(self) -> None:
         """The worker has completed a step: it is no hopeless case."""
         self._losses.clear()
+        self._num_idle_losses = 0
 
-    def replace(self, cause: RefoldError) -> None:
-        """The worker is lost: start another.
+    def replace(self, cause: RefoldError, *, died_at_work: bool, is_found: bool) -> None:
+        """The worker is lost: start another. `is_found`: what killed it was found out just now, and won't again.
 
         Raises:
-            RefoldError: the first cause, if this has happened `MAX_LOSSES` times without a completed step.
+            RefoldError: the first cause, if this has happened too often.
         """
         self._losses.append(cause)
-        if len(self._losses) >= MAX_LOSSES:
+        self._num_idle_losses += not died_at_work
+        if self._num_idle_losses >= MAX_LOSSES or len(self._losses) >= MAX_LOSSES_AT_WORK:
             raise self._losses[0]
+        if is_found:
+            self.completed()
         self.fill()
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ SCHEMA_VERSION = 3
 
 StalePolicy = Literal["deliver", "drop"]
 FinishReason = Literal["stop", "length", "abort", "error", "capacity"]
-PreemptReason = Literal["kv_pressure", "cache_reset", "session_reclaimed"]
+PreemptReason = Literal["kv_pressure", "cache_reset", "session_reclaimed", "isolated"]
 PauseMode = Literal["new", "all", "drain"]
 
 
@@ -59,13 +59,15 @@ class WorkerStarted(Event, frozen=True, tag=True):
 class WorkerLost(Event, frozen=True, tag=True):
     """A worker is gone, and with it every step in flight and every block's content.
 
-    `handles` had work in flight or blocks; each moves to its next epoch under the `drop` policy and computes again.
+    `handles` had work in flight or blocks; each moves to its next epoch under the `drop` policy and computes again. `suspects`
+    are the live requests of the step that the worker died at, if it may have been for one of them.
     """
 
     generation: int
     reason: str
     steps: list[int]
     handles: list[int]
+    suspects: list[int] = []
 
 
 class Media(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
@@ -298,15 +300,21 @@ class LogitsRecorded(Event, frozen=True, tag=True):
 
 
 class RequestQuarantined(Event, frozen=True, tag=True):
-    """A request killed the worker again and again: its like is not let in any more.
+    """A request is what kills workers: `num_lost_workers` died with it since its last token, the last with it alone.
 
-    `content_digest` tells what its like is. It is erased with what the request said: it would tell whether a guess is right.
+    `content_digest` is the SHA-256 of its input: whoever submits that again is rejected. It is erased with what the request
+    said: it would tell whether a guess is right. The request's `RequestFinished` follows.
     """
 
     handle: int
-    request_id: str
     content_digest: str
-    reason: str
+    num_lost_workers: int
+
+
+class QuarantineLifted(Event, frozen=True, tag=True):
+    """Someone let the content of a quarantined request be computed again."""
+
+    handle: int
 
 
 class RequestFinished(Event, frozen=True, tag=True):
@@ -384,6 +392,7 @@ AnyEvent = (
     | PromptLogprobsDelivered
     | LogitsRecorded
     | RequestQuarantined
+    | QuarantineLifted
     | RequestFinished
     | RequestAborted
     | CacheReset

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from refold.journal.record import Head
 from refold.journal.store import DEFAULT_STREAM
 
-FORMAT = 1
+FORMAT = 2
 _NUMBERS = struct.Struct(">IQQ")
 _LEVEL = 1
 

@@ -8,6 +8,7 @@ from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Event, RequestSubmitted, Sampling
 from refold.scheduler.commands import SubmitRequest
 from refold.scheduler.state import State
+from refold.scheduler.trials import content_digest
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_SALT_CHARS = 256
@@ -27,6 +28,8 @@ def submit_request(state: State, command: SubmitRequest) -> list[Event]:
     _check_media(command, state.config, _sizes_in_use(state) if command.media else {})
     check_sampling(command.request_id, command.sampling)
     _check_fits(command, state.config)
+    if state.suspicion.quarantined:
+        _check_quarantine(state, command)
     return [
         RequestSubmitted(
             handle=state.requests.next_handle,
@@ -43,6 +46,16 @@ def submit_request(state: State, command: SubmitRequest) -> list[Event]:
             grammar=command.grammar,
         )
     ]
+
+
+def _check_quarantine(state: State, command: SubmitRequest) -> None:
+    digest = content_digest(command.prompt_token_ids, command.adapter, command.media)
+    if digest in state.suspicion.quarantined:
+        culprit = state.suspicion.quarantined[digest][1]
+        raise Rejected(
+            f"request {command.request_id!r} asks for what {culprit!r} asked for, which killed its workers: that is "
+            "quarantined; lift the quarantine once the cause is mended"
+        )
 
 
 def num_blocks_at_most(num_prompt_tokens: int, max_tokens: int, config: EngineConfig) -> int:

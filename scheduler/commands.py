@@ -36,9 +36,13 @@ class StartWorker(Command, frozen=True):
 
 
 class LoseWorker(Command, frozen=True):
-    """The worker, its steps in flight and its KV cache are gone. With no worker alive: nothing happened."""
+    """The worker, its steps in flight and its KV cache are gone. With no worker alive: nothing happened.
+
+    `by_step`: it may have died of the step that it was at, so that the requests in it are under suspicion.
+    """
 
     reason: str
+    by_step: bool = False
 
 
 class SubmitRequest(Command, frozen=True):
@@ -55,6 +59,12 @@ class SubmitRequest(Command, frozen=True):
     media: list[Media] = []
     resumable: bool = False
     grammar: str = ""
+
+
+class LiftQuarantine(Command, frozen=True):
+    """Let the content of a quarantined request be computed again. Rejected if nothing of it is quarantined."""
+
+    request_id: str
 
 
 class ReadyGrammar(Command, frozen=True):

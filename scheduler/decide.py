@@ -17,6 +17,7 @@ from refold.journal.events import (
     EngineResumed,
     Event,
     GrammarReady,
+    QuarantineLifted,
     RequestAborted,
     RequestFinished,
     StateDigest,
@@ -32,6 +33,7 @@ from refold.scheduler.commands import (
     ExpireSessions,
     ExtendSession,
     FailRequest,
+    LiftQuarantine,
     LoseWorker,
     OpenEngine,
     PauseEngine,
@@ -115,6 +117,15 @@ def _propose_drafts(state: State, command: ProposeDrafts) -> list[Event]:
     return [DraftsProposed(handle=request.handle, token_ids=command.token_ids)]
 
 
+def _lift_quarantine(state: State, command: LiftQuarantine) -> list[Event]:
+    handles = {request_id: handle for handle, request_id in state.suspicion.quarantined.values()}
+    if command.request_id not in handles:
+        raise Rejected(
+            f"nothing that request {command.request_id!r} asked for is quarantined: {len(handles)} requests' content is"
+        )
+    return [QuarantineLifted(handle=handles[command.request_id])]
+
+
 def _pause_engine(state: State, command: PauseEngine) -> list[Event]:
     return [EnginePaused(mode=command.mode)] if state.paused != command.mode else []
 
@@ -132,6 +143,7 @@ DECISIONS: dict[type[Command], Callable[[State, Any], list[Event]]] = {
     CloseEngine: close_engine,
     StartWorker: start_worker,
     LoseWorker: lose_worker,
+    LiftQuarantine: _lift_quarantine,
     SubmitRequest: submit_request,
     AbortRequest: _abort_request,
     FailRequest: _fail_request,

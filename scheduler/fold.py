@@ -8,7 +8,7 @@ or a damaged journal, and both must stop here.
 """
 
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any
 
 from refold.journal.content import is_placeholder
@@ -27,6 +27,7 @@ from refold.journal.events import (
     LogprobsDelivered,
     OutputDelivered,
     PromptLogprobsDelivered,
+    QuarantineLifted,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
@@ -41,7 +42,7 @@ from refold.journal.events import (
     WorkerLost,
     WorkerStarted,
 )
-from refold.projections import blocks, encoder, queues, requests, steps
+from refold.projections import blocks, encoder, queues, requests, steps, suspicion
 from refold.projections.encoder import EncoderCache
 from refold.projections.requests import IDLE, PREEMPTED, RUNNING, Request
 from refold.projections.steps import InFlightStep
@@ -106,6 +107,7 @@ def _worker_lost(state: State, event: WorkerLost) -> None:
     config = state.config
     state.pool = blocks.BlockPool(config.num_blocks, config.block_size)
     state.encoder = EncoderCache(config.encoder_cache_tokens)
+    suspicion.suspect(state.suspicion, event.suspects)
 
 
 def _start_over(state: State, request: Request) -> None:
@@ -290,6 +292,8 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
         step.filled = requests.append_tokens(entries, event.token_ids, _hashed_block_size(state))
     for request in entries if state.encoder.sizes else ():
         let_go_media(state, request, request.next_position)
+    if state.suspicion.num_losses:
+        suspicion.clear(state.suspicion, compress(event.handles, event.counts) if event.counts else event.handles)
     step.delivered = True
     _resolve(state, step, len(entries))
 
@@ -311,6 +315,7 @@ def _stale_output_consumed(state: State, event: StaleOutputConsumed) -> None:
         returned = [next(tokens) for _ in range(count)]
         if delivered:
             requests.append_tokens([request] * count, returned, _hashed_block_size(state))
+            suspicion.clear(state.suspicion, [request.handle] if count else [])
         requests.forget_if_drained(state.requests, request)
     assert next(tokens, None) is None, event.step
     _resolve(state, step, len(stale))
@@ -334,6 +339,7 @@ def _request_finished(state: State, event: RequestFinished) -> None:
     queues.leave(state.queues, request)
     _end_epoch(state, request, deliver=False)
     requests.finish(state.requests, request, event.reason)
+    suspicion.clear(state.suspicion, [request.handle])
 
 
 def _cache_reset(state: State, event: CacheReset) -> None:  # noqa: ARG001
@@ -348,6 +354,16 @@ def _drafts_proposed(state: State, event: DraftsProposed) -> None:
 
 def _pause_changed(state: State, event: EnginePaused | EngineResumed) -> None:
     state.paused = event.mode if isinstance(event, EnginePaused) else None
+
+
+def _request_quarantined(state: State, event: RequestQuarantined) -> None:
+    request_id = state.requests.by_handle[event.handle].request_id
+    assert state.suspicion.num_losses[event.handle] == event.num_lost_workers, request_id
+    suspicion.quarantine(state.suspicion, event.content_digest, event.handle, request_id)
+
+
+def _quarantine_lifted(state: State, event: QuarantineLifted) -> None:
+    suspicion.lift(state.suspicion, [event.handle])
 
 
 def _says_nothing_new(state: State, event: Event) -> None:
@@ -373,9 +389,11 @@ APPLIERS: dict[type[Event], Callable[[State, Any], None]] = {
     CacheReset: _cache_reset,
     EnginePaused: _pause_changed,
     EngineResumed: _pause_changed,
+    RequestQuarantined: _request_quarantined,
+    QuarantineLifted: _quarantine_lifted,
     ContentRedacted: content_redacted,
     **dict.fromkeys(
-        (RequestAborted, LogprobsDelivered, PromptLogprobsDelivered, LogitsRecorded, RequestQuarantined, StateDigest),
+        (RequestAborted, LogprobsDelivered, PromptLogprobsDelivered, LogitsRecorded, StateDigest),
         _says_nothing_new,
     ),
 }

@@ -15,6 +15,7 @@ from refold.projections.outbox import Outbox, Output
 from refold.projections.queues import Queues
 from refold.projections.requests import Request, RequestTable
 from refold.projections.steps import InFlightStep, Window
+from refold.projections.suspicion import Suspicion
 from refold.projections.totals import Totals
 from refold.scheduler.state import State
 
@@ -136,6 +137,13 @@ class WindowImage(Image):
     next_step: int
 
 
+class SuspicionImage(Image):
+    """Of a `Suspicion`."""
+
+    num_losses: dict[int, int]
+    quarantined: dict[str, tuple[int, str]]
+
+
 class StateImage(Image):
     """Of a `State`. `drained`: requests that only a step in flight still names."""
 
@@ -147,6 +155,7 @@ class StateImage(Image):
     pool: BlockPoolImage
     queues: QueuesImage
     requests: RequestTableImage
+    suspicion: SuspicionImage
     unknown: set[int]
     window: WindowImage
     worker_alive: bool
@@ -212,6 +221,7 @@ IMAGES: dict[type, Imaged] = {
     InFlightStep: Imaged(InFlightStepImage),
     Window: Imaged(WindowImage),
     Output: Imaged(OutputImage),
+    Suspicion: Imaged(SuspicionImage),
     Totals: Imaged(TotalsImage),
     Outbox: Imaged(
         OutboxImage,

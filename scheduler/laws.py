@@ -23,6 +23,7 @@ LAWS: dict[str, str] = {
     "L10": "with nothing live and nothing in flight, every block is free",
     "L11": "the recorded digest equals the digest of the fold",
     "L13": "the encoder cache holds what it counts, and only what nobody needs is evictable",
+    "L14": "only live requests are under suspicion",
 }
 
 
@@ -32,7 +33,7 @@ def broken(law: str, message: str) -> InvariantViolation:
 
 
 def check_state(state: State) -> None:
-    """L2, L3, L6, L7, L8 (limits), L10 and L13 on one state.
+    """L2, L3, L6, L7, L8 (limits), L10, L13 and L14 on one state.
 
     Raises:
         InvariantViolation: a law is broken; the message names it.
@@ -42,6 +43,8 @@ def check_state(state: State) -> None:
     _check_queues(state)
     _check_idle_requests(state)
     _check_encoder(state)
+    if state.suspicion.num_losses:
+        _check_suspicion(state)
     if state.is_quiescent:
         free = state.pool.num_free
         if free != state.pool.num_blocks:
@@ -162,6 +165,13 @@ def _may_hold(r: Request) -> bool:
     if r.block_ids:
         return r.resumable and r.status in (WAITING, IDLE) and r.num_computed_tokens <= len(r.tokens)
     return r.num_computed_tokens == 0 and not r.media_held
+
+
+def _check_suspicion(state: State) -> None:
+    for handle, losses in state.suspicion.num_losses.items():
+        request = state.requests.by_handle.get(handle)
+        if request is None or request.status is FINISHED or losses < 1:
+            raise broken("L14", f"handle {handle} is suspected for {losses} lost workers")
 
 
 def _check_encoder(state: State) -> None:

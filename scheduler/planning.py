@@ -20,6 +20,7 @@ from refold.scheduler.free_blocks import Hit
 from refold.scheduler.room import fits, make_room, needed_blocks
 from refold.scheduler.scratch import Plan
 from refold.scheduler.state import State
+from refold.scheduler.trials import on_trial
 
 
 def plan_step(state: State) -> list[Event]:
@@ -29,9 +30,12 @@ def plan_step(state: State) -> list[Event]:
     if state.paused == "all":
         return []
     plan = Plan(state)
+    trial = on_trial(state)
+    if trial is not None and plan.isolate(trial):
+        return plan.events()
     _plan_running(plan)
     if not plan.preemptions and not plan.starved:
-        _plan_waiting(plan)
+        _plan_waiting(plan, trial)
     return plan.events()
 
 
@@ -78,12 +82,12 @@ def _plan_running(plan: Plan) -> None:
     plan.token_budget = budget
 
 
-def _plan_waiting(plan: Plan) -> None:
+def _plan_waiting(plan: Plan, trial: frozenset[int] | None) -> None:
     held_back = plan.state.paused is not None
     for request in plan.state.queues.waiting:
         if not plan.token_budget or plan.num_running >= plan.state.config.max_num_seqs:
             return
-        if shaping.passed_over(plan, request, held_back):
+        if shaping.passed_over(plan, request, held_back) or (trial is not None and request.handle not in trial):
             continue
         hit = prefix_cache.prefix_hit(plan, request)
         while not fits(plan, hit, needed := needed_blocks(plan, request, hit)):

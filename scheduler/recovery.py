@@ -20,6 +20,7 @@ from refold.scheduler.admission import num_blocks_at_most
 from refold.scheduler.commands import CloseEngine, LoseWorker, OpenEngine, StartWorker
 from refold.scheduler.sessions import turns_at_most
 from refold.scheduler.state import State
+from refold.scheduler.trials import suspects_of_loss, verdict
 
 MAX_TENANT_WEIGHT = 1 << 20
 
@@ -87,7 +88,7 @@ def start_worker(state: State, command: StartWorker) -> list[Event]:
 
 
 def lose_worker(state: State, command: LoseWorker) -> list[Event]:
-    """The worker is gone, and all that it held."""
+    """The worker is gone, and all that it held. If a request was alone with dying workers often enough, it is found out."""
     if not state.worker_alive:
         return []
     holders = [
@@ -96,4 +97,8 @@ def lose_worker(state: State, command: LoseWorker) -> list[Event]:
         if r.status is not FINISHED and (r.status is RUNNING or r.num_in_flight_tokens or r.block_ids)
     ]
     steps = [step.step for step in state.window.in_flight]
-    return [WorkerLost(generation=state.worker_generation, reason=command.reason, steps=steps, handles=holders)]
+    suspects = suspects_of_loss(state) if command.by_step else []
+    lost = WorkerLost(
+        generation=state.worker_generation, reason=command.reason, steps=steps, handles=holders, suspects=suspects
+    )
+    return [lost, *verdict(state, suspects)]

@@ -12,7 +12,7 @@ why, the fold believes it (`State.unknown`, `blocks.believe`).
 
 from refold.journal.errors import Rejected
 from refold.journal.events import ContentRedacted, Event
-from refold.projections import blocks
+from refold.projections import blocks, suspicion
 from refold.projections.requests import FINISHED
 from refold.scheduler.commands import RedactContent
 from refold.scheduler.state import State
@@ -65,6 +65,7 @@ def content_redacted(state: State, event: ContentRedacted) -> None:
     provisional = {block: step.step for step in state.window.in_flight for block in step.written if block in shared}
     blocks.forget_unshared(pool, shared, provisional)
     state.unknown.difference_update(event.handles)
+    suspicion.lift(state.suspicion, event.handles)
 
 
 def owners_of_known(state: State) -> dict[int, tuple[int, int]]:

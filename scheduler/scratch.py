@@ -113,6 +113,13 @@ class Plan:
         self._take_from(victim, "kv_pressure", "deliver", needy, needed)
         self.num_running -= 1
 
+    def isolate(self, trial: frozenset[int]) -> bool:
+        """Take the places of all who run and aren't on trial; whether there were any."""
+        for victim in reversed(self.state.queues.running):
+            if victim.handle not in trial:
+                self._take_from(victim, "isolated", "deliver", None, 0)
+        return bool(self.preemptions)
+
     def reclaim_session(self, needy: Request, needed: int) -> bool:
         """Take the blocks of the last idle session, or else of the last session that waits; False if there is none.
 
@@ -139,7 +146,7 @@ class Plan:
         return sorted(sessions, key=lambda r: r.queue_key)
 
     def _take_from(
-        self, victim: Request, reason: PreemptReason, policy: StalePolicy, needy: Request, needed: int
+        self, victim: Request, reason: PreemptReason, policy: StalePolicy, needy: Request | None, needed: int
     ) -> None:
         self.preemptions.append(preemption(victim, reason, policy, needy, needed, self.free.num_free))
         self.free.release(victim.block_ids, fenced=victim.num_in_flight_tokens > 0)

@@ -25,6 +25,7 @@ from refold.projections.outbox import MAX_FINISHED, Outbox, Output, TurnEnd
 from refold.projections.queues import Queues
 from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request, RequestTable
 from refold.projections.steps import InFlightStep, Window
+from refold.projections.suspicion import Suspicion
 from refold.projections.totals import Totals
 from refold.scheduler.images import (
     IMAGES,
@@ -38,6 +39,7 @@ from refold.scheduler.images import (
     RequestImage,
     RequestTableImage,
     StateImage,
+    SuspicionImage,
     TotalsImage,
     WindowImage,
 )
@@ -141,6 +143,7 @@ def _state_image(state: State) -> StateImage:
         pool=_pool_image(state.pool),
         queues=_queues_image(state.queues),
         requests=_table_image(state.requests),
+        suspicion=_image(SuspicionImage, state.suspicion),
         window=WindowImage([_step_image(step) for step in state.window.in_flight], state.window.next_step),
         drained=[_image(RequestImage, request) for request in drained.values()],
     )
@@ -200,6 +203,7 @@ def _state_of(image: StateImage) -> State:
         pool=_pool_of(image.pool),
         window=_thing(Window, image.window, in_flight=in_flight),
         encoder=cache,
+        suspicion=_thing(Suspicion, image.suspicion),
     )
 
 

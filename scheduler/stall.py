@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from refold.projections.requests import IDLE, RUNNING, WAITING, Request
 from refold.scheduler.state import State
+from refold.scheduler.trials import on_trial
 
 WaitReason = Literal[
     "worker",
@@ -23,6 +24,7 @@ WaitReason = Literal[
     "fence",
     "blocks",
     "encoder",
+    "trial",
     "turn",
 ]
 
@@ -39,8 +41,12 @@ WAIT_WORDS: dict[WaitReason, str] = {
     "fence": "blocks behind a step in flight",
     "blocks": "blocks",
     "encoder": "the encoder's output for its media",
+    "trial": "the trial of others, who may be what kills the worker",
     "turn": "its turn",
 }
+
+
+_OUTSIDE = ("worker", "pause", "grammar", "input")
 
 
 class Waiter(NamedTuple):
@@ -65,7 +71,7 @@ class StallReport(NamedTuple):
     @property
     def is_wedged(self) -> bool:
         """Asked with nothing in flight and nothing schedulable: somebody waits, and not for somebody outside."""
-        return any(w.reason not in ("worker", "pause", "grammar", "input") for w in self.waiters)
+        return any(w.reason not in _OUTSIDE for w in self.waiters)
 
     def __str__(self) -> str:
         """One line."""
@@ -87,10 +93,13 @@ def stall_report(state: State, *, heed_window: bool = True) -> StallReport:
     """Why each live request isn't scheduled in the next step; without `heed_window`, as if the window always had room."""
     pool, queues = state.pool, state.queues
     full = heed_window and len(state.window.in_flight) >= state.config.max_in_flight_steps
+    trial = on_trial(state)
     waiters = [_waiter(state, r, _why_running(state, r, full)) for r in queues.running]
     blocked = False
     for request in queues.waiting:
         reason = _why_waiting(state, request, full, behind=blocked)
+        if trial is not None and request.handle not in trial and reason not in _OUTSIDE:
+            reason = "trial"
         blocked = blocked or reason in ("seat", "fence", "blocks")
         waiters.append(_waiter(state, request, reason))
     waiters += [_waiter(state, r, "input") for r in queues.idle]

@@ -16,6 +16,7 @@ from refold.projections.encoder import EncoderCache
 from refold.projections.queues import Queues
 from refold.projections.requests import Request, RequestTable
 from refold.projections.steps import InFlightStep, Window
+from refold.projections.suspicion import Suspicion
 
 
 class State:
@@ -34,6 +35,7 @@ class State:
         "pool",
         "queues",
         "requests",
+        "suspicion",
         "unknown",
         "window",
         "worker_alive",
@@ -52,6 +54,7 @@ class State:
         self.pool = BlockPool(0, 1)
         self.window = Window()
         self.encoder = EncoderCache(0)
+        self.suspicion = Suspicion()
         self.unknown: set[int] = set()
 
     @property
@@ -79,7 +82,7 @@ def digest(state: State) -> str:
 def canonical(state: State) -> dict[str, object]:
     """The state as plain lists and numbers, in an order that follows from the journal alone."""
     pool = state.pool
-    return {
+    form: dict[str, object] = {
         "config": state.opened_config,
         "engine": [state.engine_epoch, state.is_open, state.paused, state.worker_generation, state.worker_alive],
         "next": [state.requests.next_handle, state.window.next_step],
@@ -101,6 +104,10 @@ def canonical(state: State) -> dict[str, object]:
         "provisional": sorted(pool.provisional.items()),
         "in_flight": [_canonical_step(step) for step in state.window.in_flight],
     }
+    # Only where there is any: recorded digests of journals without must stay what they are.
+    if state.suspicion.num_losses or state.suspicion.quarantined:
+        form["suspicion"] = [sorted(state.suspicion.num_losses.items()), sorted(state.suspicion.quarantined.items())]
+    return form
 
 
 def _canonical_request(r: Request) -> list[object]:

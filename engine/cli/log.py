@@ -53,6 +53,8 @@ _COLOURS = {
     "StaleOutputConsumed": "magenta",
     "RequestFinished": "green",
     "RequestAborted": "red",
+    "RequestQuarantined": "red",
+    "QuarantineLifted": "cyan",
     "CacheReset": "red",
     "ContentRedacted": "red",
 }

@@ -155,8 +155,9 @@ _COLOURS = {
     "stale_delivered": "magenta",
     "stale_dropped": "magenta",
     "worker_lost": "red",
-    "quarantined": "red",
     "aborted": "red",
+    "quarantined": "red",
+    "quarantine_lifted": "cyan",
     "finished": "green",
     "redacted": "red",
 }
@@ -241,8 +242,11 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "input_closed": lambda _: "closed: no more input",
     "grammar_ready": lambda _: "its grammar is ready",
     "drafts_proposed": lambda facts: f"{count(facts['num_tokens'], 'draft')} proposed",
-    "quarantined": lambda facts: f"its like is quarantined: {safe(facts['reason'])}",
     "aborted": lambda facts: f"aborted by {safe(facts['cause'])}",
+    "quarantined": lambda facts: (
+        f"found to kill workers ({facts['num_lost_workers']} so far): its content is quarantined"
+    ),
+    "quarantine_lifted": lambda _: "its content is quarantined no longer",
     "finished": _finished,
     "redacted": lambda facts: "redacted: what it said and was told is erased" + _because(facts["reason"]),
 }

@@ -24,11 +24,12 @@ from refold.engine.history.replay import fold_event, unheard
 from refold.engine.history.veil import Veil
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalError, SchemaTooNew
-from refold.journal.events import SCHEMA_VERSION, AnyEvent, EngineOpened, Event, StateDigest
+from refold.journal.events import SCHEMA_VERSION, AnyEvent, EngineOpened, Event, RequestQuarantined, StateDigest
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import verified
 from refold.scheduler.state import State, digest
+from refold.scheduler.trials import content_of
 
 FORMAT = 1
 OLDEST_SCHEMA = 2
@@ -100,6 +101,8 @@ def redacted(records: Iterable[Record]) -> Iterator[CapsuleRecord]:
             veiled = veil.event(event)
             if isinstance(event, StateDigest):
                 veiled = _digest_like(event, before, after)
+            elif isinstance(event, RequestQuarantined):
+                veiled = _content_like(event, before, after)
             before.fold(event)
             after.fold(veiled)
             hidden.append(veiled)
@@ -127,6 +130,16 @@ def _digest_like(event: StateDigest, before: _Fold, after: _Fold) -> StateDigest
     if event.digest == digest(before.state):
         return StateDigest(digest=digest(after.state))
     return StateDigest(digest="0" * 64)
+
+
+def _content_like(event: RequestQuarantined, before: _Fold, after: _Fold) -> Event:
+    """A content digest that is as right or as wrong as the recorded one."""
+    if not event.content_digest or before.state is None or after.state is None:
+        return msgspec.structs.replace(event, content_digest="")
+    found, veiled = (state.requests.by_handle.get(event.handle) for state in (before.state, after.state))
+    if found is None or veiled is None or content_of(found) != event.content_digest:
+        return msgspec.structs.replace(event, content_digest="0" * 64)
+    return msgspec.structs.replace(event, content_digest=content_of(veiled))
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from refold.journal.events import (
     Event,
     GrammarReady,
     OutputDelivered,
+    QuarantineLifted,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
@@ -252,6 +253,12 @@ class LifeStory:
     def _aborted(self, life: Life, event: RequestAborted) -> None:  # noqa: ARG002
         self._tell("aborted", cause=event.cause)
 
+    def _quarantined(self, life: Life, event: RequestQuarantined) -> None:  # noqa: ARG002
+        self._tell("quarantined", num_lost_workers=event.num_lost_workers)
+
+    def _quarantine_lifted(self, life: Life, event: QuarantineLifted) -> None:  # noqa: ARG002
+        self._tell("quarantine_lifted")
+
     def _finished(self, life: Life, event: RequestFinished) -> None:
         assert self._record is not None
         life.status, life.finish_reason = "finished", event.reason
@@ -263,9 +270,6 @@ class LifeStory:
             stop_token_id=event.stop_token_id,
             message=event.message,
         )
-
-    def _quarantined(self, life: Life, event: RequestQuarantined) -> None:  # noqa: ARG002
-        self._tell("quarantined", reason=event.reason)
 
     def _redacted(self, life: Life, event: ContentRedacted) -> None:
         life.is_redacted = True
@@ -291,7 +295,8 @@ _TELLERS: dict[type[Event], Callable[[LifeStory, Life, Any], None]] = {
     GrammarReady: LifeStory._grammar_ready,  # noqa: SLF001
     DraftsProposed: LifeStory._drafts_proposed,  # noqa: SLF001
     RequestAborted: LifeStory._aborted,  # noqa: SLF001
-    RequestFinished: LifeStory._finished,  # noqa: SLF001
     RequestQuarantined: LifeStory._quarantined,  # noqa: SLF001
+    QuarantineLifted: LifeStory._quarantine_lifted,  # noqa: SLF001
+    RequestFinished: LifeStory._finished,  # noqa: SLF001
     ContentRedacted: LifeStory._redacted,  # noqa: SLF001
 }

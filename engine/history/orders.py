@@ -203,5 +203,5 @@ def _order(command: Command) -> Order:
     if isinstance(command, CompleteStep):
         return Answer(refuse=bool(command.refused_entries))
     if isinstance(command, LoseWorker):
-        return LoseWorker(reason="lost")
+        return LoseWorker(reason="lost", by_step=command.by_step)
     return command

@@ -23,6 +23,7 @@ from refold.journal.events import (
     GrammarReady,
     LogitsRecorded,
     OutputDelivered,
+    QuarantineLifted,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
@@ -45,6 +46,7 @@ from refold.scheduler.commands import (
     ExpireSessions,
     ExtendSession,
     FailRequest,
+    LiftQuarantine,
     LoseWorker,
     OpenEngine,
     PauseEngine,
@@ -188,6 +190,17 @@ def _collect(event: OutputDelivered | StaleOutputConsumed, came_back: dict[int, 
         came_back[handle] = (accepted[entry] + 1 if accepted else count, tokens)
 
 
+def _lose(events: Sequence[Event], state: State) -> Command:  # noqa: ARG001
+    e: WorkerLost = _the(WorkerLost, events)
+    return LoseWorker(reason=e.reason, by_step=bool(e.suspects))
+
+
+def _lift(events: Sequence[Event], state: State) -> Command:
+    e: QuarantineLifted = _the(QuarantineLifted, events)
+    ids = dict(state.suspicion.quarantined.values())
+    return LiftQuarantine(request_id=ids.get(e.handle, ""))
+
+
 def _reset(events: Sequence[Event], state: State) -> Command:  # noqa: ARG001
     e: CacheReset = _the(CacheReset, events)
     return ResetCache(reset_running=e.reset_running)
@@ -229,7 +242,8 @@ _RECALLERS: tuple[tuple[type[Event], Callable[[Sequence[Event], State], Command]
             kind=_the(WorkerStarted, events).kind, environment=_the(WorkerStarted, events).environment
         ),
     ),
-    (WorkerLost, lambda events, _: LoseWorker(reason=_the(WorkerLost, events).reason)),
+    (WorkerLost, _lose),
+    (QuarantineLifted, _lift),
     (RequestSubmitted, _submit),
     (SessionExtended, _extend),
     (SessionClosed, _close_or_expire),

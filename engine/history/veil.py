@@ -45,6 +45,7 @@ class Veil:
         self._unused: list[int] = []
         self._names: dict[tuple[str, str], str] = {}
         self._random = SystemRandom()
+        self._found_out: set[int] = set()
         self._rules: dict[type[Event], Callable[[Any], Event]] = {
             EngineOpened: self._opened,
             EngineClosed: lambda e: msgspec.structs.replace(e, reason="dropped"),
@@ -162,14 +163,13 @@ class Veil:
         return msgspec.structs.replace(event, surprisals=blank(event.count, event.num_top) if event.surprisals else [])
 
     def _quarantined(self, event: RequestQuarantined) -> Event:
-        digest_name = self.name("content", event.content_digest)
-        return msgspec.structs.replace(
-            event, request_id=f"req-{event.handle}", content_digest=digest_name, reason="dropped"
-        )
+        """What ends it is a decision's message, not a caller's. Its digest is the capsule's to tell."""
+        self._found_out.add(event.handle)
+        return event
 
     def _finished(self, event: RequestFinished) -> Event:
         """Messages that decisions make are kept, with their names veiled; a caller's is dropped."""
-        if event.reason == "capacity" or not event.message:
+        if event.reason == "capacity" or not event.message or event.handle in self._found_out:
             return event
         for (kind, text), name in self._names.items():
             if kind == "grammar" and event.message == f"the grammar {text!r} refuses the last token":

@@ -22,6 +22,7 @@ from refold.journal.events import (
     LogprobsDelivered,
     OutputDelivered,
     PromptLogprobsDelivered,
+    QuarantineLifted,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
@@ -79,6 +80,8 @@ def preemption_in_words(event: RequestPreempted, names: Names) -> str:
         why = "for a cache reset"
     elif event.reason == "session_reclaimed" and event.for_handle is None:
         why = "while idle, for a cache reset"
+    elif event.reason == "isolated":
+        why = "while others are tried for killing the worker"
     else:
         whom = "itself" if event.for_handle in (None, event.handle) else safe(names[event.for_handle])
         why = f"for {whom}: needed {count(event.needed_blocks, 'block')}, {event.free_blocks} free"
@@ -195,8 +198,13 @@ def _logits_recorded(event: LogitsRecorded, names: Names) -> str:  # noqa: ARG00
     return f"step {event.step} came back with {count(len(event.handles), 'digest')} of logits"
 
 
-def _request_quarantined(event: RequestQuarantined, names: Names) -> str:  # noqa: ARG001
-    return f"{safe(event.request_id)} quarantined: {safe(event.reason)}"
+def _request_quarantined(event: RequestQuarantined, names: Names) -> str:
+    killed = f"{safe(names[event.handle])} was there when {count(event.num_lost_workers, 'worker')} died, the last time alone"
+    return f"{killed}: its content is quarantined"
+
+
+def _quarantine_lifted(event: QuarantineLifted, names: Names) -> str:
+    return f"the content of {safe(names[event.handle])} is quarantined no longer"
 
 
 def _request_finished(event: RequestFinished, names: Names) -> str:
@@ -269,6 +277,7 @@ _SENTENCES: dict[type[Event], Callable[[Any, Names], str]] = {
     PromptLogprobsDelivered: _prompt_logprobs_delivered,
     LogitsRecorded: _logits_recorded,
     RequestQuarantined: _request_quarantined,
+    QuarantineLifted: _quarantine_lifted,
     RequestFinished: _request_finished,
     RequestAborted: _request_aborted,
     CacheReset: _cache_reset,

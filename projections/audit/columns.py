@@ -137,7 +137,7 @@ MEANINGS = {
     "priority": "small runs first, under the policy `priority`",
     "projection_version": "of the code that made the rows",
     "queued_ns": "from submission to the first step",
-    "reason": "`kv_pressure`, `cache_reset` or `session_reclaimed`",
+    "reason": "`kv_pressure`, `cache_reset`, `session_reclaimed` or `isolated`",
     "refold_version": "that wrote it",
     "request_id": "the client's id",
     "resolved_ns": "record time at which it came back or was lost",

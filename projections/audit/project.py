@@ -24,6 +24,7 @@ from refold.journal.events import (
     LogprobsDelivered,
     OutputDelivered,
     PromptLogprobsDelivered,
+    QuarantineLifted,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
@@ -381,7 +382,8 @@ _PROJECTORS: dict[type[Event], Callable[[Now, Any], None]] = {
     LogprobsDelivered: of_step,
     PromptLogprobsDelivered: of_request(lambda e: f"of {e.count} tokens"),
     LogitsRecorded: of_step,
-    RequestQuarantined: of_request(lambda e: e.reason),
+    RequestQuarantined: of_request(lambda e: f"it killed {e.num_lost_workers} workers: its content is quarantined"),
+    QuarantineLifted: of_request(lambda e: "its content is quarantined no longer"),  # noqa: ARG005
     RequestFinished: _request_finished,
     RequestAborted: _request_aborted,
     CacheReset: of_engine(lambda e: "running requests were preempted first" if e.reset_running else ""),

@@ -18,6 +18,7 @@ from refold.journal.events import (
     LogprobsDelivered,
     OutputDelivered,
     PromptLogprobsDelivered,
+    QuarantineLifted,
     RequestAborted,
     RequestFinished,
     RequestPreempted,
@@ -66,7 +67,8 @@ def test_every_kind_of_event_has_a_sentence():
         ),
         PromptLogprobsDelivered(handle=1, count=1, num_top=0, surprisals=[3, 9]),
         LogitsRecorded(step=1, handles=[1], digests=[2**64 - 1]),
-        RequestQuarantined(handle=1, request_id="a", content_digest="ab", reason="it killed 3 workers"),
+        RequestQuarantined(handle=1, content_digest="ab", num_lost_workers=3),
+        QuarantineLifted(handle=1),
         ContentRedacted(handles=[1], positions=[0, 3], content_hashes=["", "ab" * 32], reason="asked by mail"),
     )
     events |= {type(event): event for event in rare}

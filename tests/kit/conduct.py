@@ -26,7 +26,7 @@ from refold.scheduler.commands import Command, CompleteStep, ExpireSessions, Sch
 from refold.scheduler.state import State
 from tests.kit.idle_blocks import IdleBlocks
 from tests.kit.misconduct import must
-from tests.kit.plan_conduct import judge_plan, judge_room
+from tests.kit.plan_conduct import judge_plan, judge_room, tried_alone
 
 _SHARE = 1 << 20
 
@@ -141,9 +141,15 @@ class Conduct:
 def judge_preemption(state: State, event: RequestPreempted) -> None:
     """The right victim, for a reason, under the right policy. Before it is folded."""
     victim = state.requests.by_handle[event.handle]
-    drops = event.reason != "kv_pressure"
+    drops = event.reason not in ("kv_pressure", "isolated")
     must(drops == (event.stale_policy == "drop"), "preemption", event.reason, "with policy", event.stale_policy)
     if event.reason == "cache_reset":
+        return
+    if event.reason == "isolated":
+        tried = tried_alone(state)
+        must(
+            tried is not None and victim.handle not in tried, "trial", victim.request_id, "gives way, tried are", tried
+        )
         return
     idle = [r for r in state.queues.idle if r.block_ids and r is not victim]
     if event.reason == "session_reclaimed":

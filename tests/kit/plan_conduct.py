@@ -16,9 +16,13 @@ def judge_plan(state: State, events: Sequence[Event]) -> None:
         must(state.paused != "all", "pause", "a paused engine plans")
     step = events[-1] if events and type(events[-1]) is StepScheduled else None
     taken = {event.handle for event in events if type(event) is RequestPreempted}
+    tried = tried_alone(state)
     if step is not None:
         _judge_entries(state, step)
-        _judge_admissions(state, step, taken)
+        _judge_admissions(state, step, taken, tried)
+        must(
+            tried is None or tried.issuperset(step.handles), "trial", step.handles, "run and", tried, "are tried alone"
+        )
     elif not taken and not state.window.in_flight:
         report = stall_report(state)
         must(not report.is_wedged, "stall", report)
@@ -30,7 +34,16 @@ def judge_plan(state: State, events: Sequence[Event]) -> None:
         "preemption",
         "somebody comes in with the step for which another gave way",
     )
-    _judge_diligence(state, step, taken)
+    if not any(type(e) is RequestPreempted and e.reason == "isolated" for e in events):
+        _judge_diligence(state, step, taken)
+
+
+def tried_alone(state: State) -> set[int] | None:
+    """The first half of those whom the most workers were lost with, if that was no accident."""
+    losses, by_handle = state.suspicion.num_losses, state.requests.by_handle
+    ready = [h for h in losses if losses[h] > 1 and by_handle[h].status in ("running", "preempted")]
+    worst = [h for h in sorted(ready) if all(losses[h] >= losses[other] for other in ready)]
+    return set(worst[: len(worst) // 2] or worst) if worst else None
 
 
 def _judge_reclaims(state: State, step: StepScheduled | None, events: Sequence[Event]) -> None:
@@ -121,7 +134,7 @@ def drafts_allowed(state: State) -> int:
     return min(rows[0], config.num_speculative_tokens) if rows else 0
 
 
-def _judge_admissions(state: State, step: StepScheduled, taken: set[int]) -> None:
+def _judge_admissions(state: State, step: StepScheduled, taken: set[int], tried: set[int] | None) -> None:
     """Nobody comes in before his betters, but for those who can't come in now."""
     if not step.admissions:
         return
@@ -141,6 +154,7 @@ def _judge_admissions(state: State, step: StepScheduled, taken: set[int]) -> Non
             or request.waits_for_grammar
             or request.media
             or request.handle in taken
+            or (tried is not None and request.handle not in tried)
             or (state.paused is not None and _never_ran(request))
         )
         must(excused, "policy", request.request_id, "is passed over")

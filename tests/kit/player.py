@@ -13,16 +13,18 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
 
-from refold.gpu.batch import StepOutput
+from refold.gpu.batch import StepOutput, WorkOrder
 from refold.journal.codec import Encoded, decode, encode
 from refold.journal.errors import Rejected, WorkerLost
-from refold.journal.events import SCHEMA_VERSION, EngineConfig, Event
+from refold.journal.events import SCHEMA_VERSION, EngineConfig, Event, RequestQuarantined, RequestSubmitted
 from refold.journal.events import WorkerLost as WorkerLostEvent
 from refold.journal.record import Record
+from refold.projections.requests import Request
 from refold.scheduler.commands import (
     CloseEngine,
     CloseSession,
@@ -37,11 +39,13 @@ from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold, fold_all
 from refold.scheduler.lawbook import LawBook
 from refold.scheduler.state import State, digest
+from refold.scheduler.trials import LOSSES_TO_CONVICT
 from tests.kit.conduct import Conduct
 from tests.kit.drive import Drive
 from tests.kit.transcript import Transcript
 
 MAX_QUIET_TURNS = 3000
+POISON = "poison at "
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,7 +79,9 @@ class AnswerWrong(Order, frozen=True):
 
 
 class LoseTheWorker(Order, frozen=True):
-    """The worker dies, and another starts."""
+    """The worker dies, and another starts. `by_step`: it may have been for a request in its step; here it never is."""
+
+    by_step: bool = False
 
 
 class Reopen(Order, frozen=True):
@@ -103,6 +109,7 @@ class Player(Drive):
         self.bytes: list[Encoded] = []  # of each record
         self.answers: deque[StepOutput] = deque()
         self.past: deque[StepOutput] = deque(maxlen=8)
+        self.num_accidents = 0  # losses that look as if a request were to blame
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -140,8 +147,23 @@ class Player(Drive):
         return events
 
     def _work(self, order: Work) -> None:
-        if self.orders:
+        if not self.orders:
+            return
+        if not self._is_deadly(self.orders[0]):
             self.answers.append(self.run_worker())
+            return
+        while self.answers:
+            self._answer(Answer())
+        self._lose_worker("simulated death", by_step=True)
+
+    def _is_deadly(self, order: WorkOrder) -> bool:
+        """Whether a step computes the position that a poisonous request kills its worker at: its adapter says which."""
+        scheduled, by_handle = order.scheduled, self.state.requests.by_handle
+        for handle, n, first in zip(scheduled.handles, scheduled.num_tokens, scheduled.first_positions, strict=True):
+            request = by_handle.get(handle)
+            if request is not None and is_poison(request) and first + n > int(request.adapter.removeprefix(POISON)):
+                return True
+        return False
 
     def _answer(self, order: Answer) -> None:
         if not self.answers:
@@ -191,15 +213,19 @@ class Player(Drive):
         try:
             self.deliver(answer)
         except WorkerLost as lost:
-            self._lose_worker(str(lost))
+            self._accident(str(lost), by_step=True)
             return
         raise AssertionError("a wrong answer was accepted")
 
     def _lose_the_worker(self, order: LoseTheWorker) -> None:
-        self._lose_worker("simulated loss")
+        self._accident("simulated loss", by_step=order.by_step)
 
-    def _lose_worker(self, reason: str) -> None:
-        if self.do(LoseWorker(reason=reason)):
+    def _accident(self, reason: str, *, by_step: bool) -> None:
+        self.num_accidents += by_step
+        self._lose_worker(reason, by_step=by_step)
+
+    def _lose_worker(self, reason: str, *, by_step: bool) -> None:
+        if self.do(LoseWorker(reason=reason, by_step=by_step)):
             self.do(StartWorker(kind="simulated", environment={}))
 
     def _reopen(self, order: Reopen) -> None:
@@ -256,6 +282,7 @@ class Player(Drive):
 
     def judge(self) -> str:
         """Judge the whole journal: who was given what, and whether it would be decided again. SHA-256 (hex) of its bytes."""
+        self._judge_verdicts()
         transcript = Transcript()
         for events in self.records:
             for event in events:
@@ -263,6 +290,20 @@ class Player(Drive):
         assert not transcript.unfinished, f"handles {sorted(transcript.unfinished)} never finished"
         assert digest(decided_again(self.commands, self.bytes)) == digest(self.state), "folded to another state"
         return hashlib.sha256(b"".join(part for parts in self.bytes for part in parts)).hexdigest()
+
+    def _judge_verdicts(self) -> None:
+        """Who was found out is what kills workers; only bad luck, and much of it, can look the same."""
+        poisons: dict[int, bool] = {}
+        for event in chain.from_iterable(self.records):
+            if isinstance(event, RequestSubmitted):
+                poisons[event.handle] = is_poison(event)
+            elif isinstance(event, RequestQuarantined) and self.num_accidents < LOSSES_TO_CONVICT:
+                assert poisons[event.handle], f"handle {event.handle} is quarantined and harmless"
+
+
+def is_poison(request: Request | RequestSubmitted) -> bool:
+    """Whether a simulated worker dies of a request."""
+    return request.adapter.startswith(POISON)
 
 
 _OBEY: dict[type, Callable[[Player, Any], None]] = {

@@ -9,6 +9,8 @@ has at that position; at the end every request has finished, every block is free
 
 import random
 
+import msgspec
+
 from refold.journal.events import EngineConfig, Media, Sampling
 from refold.scheduler.commands import (
     AbortRequest,
@@ -17,6 +19,7 @@ from refold.scheduler.commands import (
     ExpireSessions,
     ExtendSession,
     FailRequest,
+    LiftQuarantine,
     LoseWorker,
     PauseEngine,
     ProposeDrafts,
@@ -30,6 +33,7 @@ from refold.scheduler.commands import (
 )
 from tests.kit.drive import config
 from tests.kit.player import (
+    POISON,
     Answer,
     AnswerAgain,
     AnswerAhead,
@@ -60,6 +64,8 @@ HAZARDS = (
     ROUGH,
     (*ROUGH, *FEATURES),
     (*ORDINARY, *FEATURES),
+    ("poison", "poison", "abort", "crash"),
+    ("poison", *ROUGH, *FEATURES),
 )
 PACES = ((0.60, 0.80), (0.40, 0.70), (0.50, 0.75), (0.34, 0.68), (0.45, 0.65))
 """Of the turns that are neither an arrival nor a hazard: up to the first, a step is planned; up to the second, the worker
@@ -196,21 +202,15 @@ class Simulation:
         length = min(rng.choice((1, 3, 8, 17, 30)), half_a_pool)
         prompt = SHARED_PROMPT[:length] if rng.random() < 0.5 else [rng.randrange(3) for _ in range(length)]
         max_tokens = min(rng.choice((1, 2, 5, 12, 24)), half_a_pool)
-        sampling = Sampling(
-            seed=rng.randrange(2**40),
-            max_tokens=max_tokens,
-            min_tokens=rng.choice((0, 0, min(2, max_tokens))),
-            stop_token_ids=rng.choice(((), (1,))),
-        )
         self.drive.obey(
             SubmitRequest(
                 request_id=request_id,
                 prompt_token_ids=[token % self.drive.config.vocab_size for token in prompt],
-                sampling=sampling,
+                sampling=self._sampling(max_tokens),
                 arrival_ns=self.num_submitted,
                 priority=rng.randrange(3),
                 cache_salt=rng.choice(("", "", "", "s")),
-                adapter=rng.choice(("", "", "", "lora")),
+                adapter=self._adapter(length + max_tokens),
                 tenant=rng.choice(("a", "b")),
                 media=self._media(length) if rng.random() < 0.2 else [],
                 resumable="extend" in self.hazards and rng.random() < (0.8 if self.is_pressed else 0.5),
@@ -220,6 +220,20 @@ class Simulation:
         self.num_submitted += 1
         if self.is_pressed and "extend" in self.hazards:
             self._extend(request_id)
+
+    def _sampling(self, max_tokens: int) -> Sampling:
+        return Sampling(
+            seed=self.random.randrange(2**40),
+            max_tokens=max_tokens,
+            min_tokens=self.random.choice((0, 0, min(2, max_tokens))),
+            stop_token_ids=self.random.choice(((), (1,))),
+        )
+
+    def _adapter(self, end: int) -> str:
+        """Of some, one that kills the worker at one of its positions."""
+        if "poison" in self.hazards and self.random.random() < 0.2:
+            return f"{POISON}{self.random.randrange(end)}"
+        return self.random.choice(("", "", "", "lora"))
 
     def _media(self, length: int) -> list[Media]:
         """One or two pictures out of three."""
@@ -301,7 +315,21 @@ class Simulation:
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        self.drive.obey(LoseTheWorker())
+        self.drive.obey(LoseTheWorker(by_step=self.random.random() < 0.3))
+
+    def _poison(self) -> None:
+        """Whoever was found out comes again, and is sent away; now and then someone lets it in."""
+        quarantined = list(self.drive.state.suspicion.quarantined.values())
+        if not quarantined:
+            return
+        _, request_id = self.random.choice(quarantined)
+        if self.random.random() < 0.2:
+            self.drive.obey(LiftQuarantine(request_id=request_id))
+            return
+        asked = {o.request_id: o for o in self.drive.orders_given if type(o) is SubmitRequest}[request_id]
+        num_records = len(self.drive.records)
+        self.drive.obey(msgspec.structs.replace(asked, request_id=f"again{num_records}", sampling=self._sampling(9)))
+        assert asked.resumable or len(self.drive.records) == num_records, "quarantined content came in again"
 
     def _no_worker(self) -> None:
         """For a while there is none."""

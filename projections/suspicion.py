@@ -1,0 +1,45 @@
+"""Suspicion: which requests may be what kills the worker, and what was found to do so.
+
+A worker that dies takes the step with it that it was at. Every request of that step is under suspicion, once more than
+before. A token delivered to it clears a request: it went further than where the worker died. What is left after some deaths
+is either the culprit or has had bad luck; who is tried, and what a verdict takes, is told in `refold.scheduler.trials`.
+"""
+
+from collections.abc import Iterable
+
+
+class Suspicion:
+    """`num_losses`: workers lost with a live request in their last step, since its last token. By handle.
+
+    `quarantined`: digests of content that killed workers, with the request that was found out: its handle and its id.
+    """
+
+    __slots__ = ("num_losses", "quarantined")
+
+    def __init__(self) -> None:
+        self.num_losses: dict[int, int] = {}
+        self.quarantined: dict[str, tuple[int, str]] = {}
+
+
+def suspect(suspicion: Suspicion, handles: Iterable[int]) -> None:
+    """A worker died at a step with these requests."""
+    for handle in handles:
+        suspicion.num_losses[handle] = suspicion.num_losses.get(handle, 0) + 1
+
+
+def clear(suspicion: Suspicion, handles: Iterable[int]) -> None:
+    """These requests got a token, or have ended."""
+    for handle in handles:
+        suspicion.num_losses.pop(handle, None)
+
+
+def quarantine(suspicion: Suspicion, content_digest: str, handle: int, request_id: str) -> None:
+    """The content of a request is not to be computed again."""
+    suspicion.quarantined[content_digest] = handle, request_id
+
+
+def lift(suspicion: Suspicion, handles: Iterable[int]) -> None:
+    """The content of these requests may be computed again."""
+    freed = frozenset(handles)
+    for digest in [digest for digest, (handle, _) in suspicion.quarantined.items() if handle in freed]:
+        del suspicion.quarantined[digest]
