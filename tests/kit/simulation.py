@@ -55,6 +55,7 @@ MAX_WAITING = 4
 ORDINARY = ("abort", "reset", "lose", "crash", "again")
 ROUGH = (*ORDINARY, "crash", "ahead", "wrong", "reopen", "no_worker")
 FEATURES = ("extend", "extend", "extend", "close", "expire", "grammar", "grammar", "pause", "draft")
+POISONED_LIVES = 0.15
 HAZARDS = (
     (),
     ("abort",),
@@ -64,8 +65,6 @@ HAZARDS = (
     ROUGH,
     (*ROUGH, *FEATURES),
     (*ORDINARY, *FEATURES),
-    ("poison", "poison", "abort", "crash"),
-    ("poison", *ROUGH, *FEATURES),
 )
 PACES = ((0.60, 0.80), (0.40, 0.70), (0.50, 0.75), (0.34, 0.68), (0.45, 0.65))
 """Of the turns that are neither an arrival nor a hazard: up to the first, a step is planned; up to the second, the worker
@@ -82,6 +81,9 @@ class Simulation:
         self.turns = turns
         self.random = random.Random(seed)
         self.hazards = self.random.choice(HAZARDS)
+        self.poison = random.Random(f"poison of {seed}")
+        if self.poison.random() < POISONED_LIVES:
+            self.hazards = ("poison", *self.hazards)
         self.pace = self.random.choice(PACES)
         self.arrivals = self.random.choice((0.01, 0.02, 0.04))
         self.is_pressed = self.random.random() < 0.3
@@ -231,8 +233,8 @@ class Simulation:
 
     def _adapter(self, end: int) -> str:
         """Of some, one that kills the worker at one of its positions."""
-        if "poison" in self.hazards and self.random.random() < 0.2:
-            return f"{POISON}{self.random.randrange(end)}"
+        if "poison" in self.hazards and self.poison.random() < 0.2:
+            return f"{POISON}{self.poison.randrange(end)}"
         return self.random.choice(("", "", "", "lora"))
 
     def _media(self, length: int) -> list[Media]:
@@ -315,7 +317,7 @@ class Simulation:
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        self.drive.obey(LoseTheWorker(by_step=self.random.random() < 0.3))
+        self.drive.obey(LoseTheWorker(by_step="poison" in self.hazards and self.poison.random() < 0.3))
 
     def _poison(self) -> None:
         """Whoever was found out comes again, and is sent away; now and then someone lets it in."""
