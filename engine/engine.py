@@ -26,6 +26,7 @@ from refold.engine.lifecycle import Lifecycle
 from refold.engine.messages import Ask, EngineStopped
 from refold.engine.opening import Recovery
 from refold.engine.prompts import Prompt
+from refold.engine.quarantine import lift_live, quarantined
 from refold.engine.redacting import Redaction, redact_live
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
@@ -287,6 +288,18 @@ class Engine(Lifecycle):
     def unpause(self) -> None:
         """Let scheduling go on. Blocks until this is in the journal; when nothing is paused, nothing happens."""
         self._live().core.ask(Ask(lambda _: ResumeEngine())).result()
+
+    def quarantined(self) -> list[str]:
+        """The ids of requests that killed workers, so that their content is rejected when it is submitted again."""
+        return self._live().core.look(quarantined).result()
+
+    def lift_quarantine(self, request_id: str) -> None:
+        """Let the content of a quarantined request be computed again. Blocks until this is in the journal.
+
+        Raises:
+            Rejected: nothing that it asked for is quarantined.
+        """
+        lift_live(self._live(), request_id)
 
     def stall_report(self) -> StallReport:
         """Who can't be scheduled now and what each waits for, how many blocks are free, and who holds the rest. Printable."""

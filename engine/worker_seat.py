@@ -19,14 +19,16 @@ MAX_LOSSES = 3
 with nothing to do."""
 
 MAX_LOSSES_AT_WORK = 16
-"""Of those that died at a step: as many as it may take to find the request that kills them. One that was found counts like a
-completed step."""
+"""Of those that died at a step: as many as it may take to find the request that kills them."""
+
+MAX_VERDICTS = 2
+"""Requests found to kill the worker, one after the other, without a completed step between them: then it's the device."""
 
 
 class WorkerSeat:
     """Used by the engine's thread only."""
 
-    __slots__ = ("_losses", "_make", "_num_idle_losses", "_orders", "_post", "_thread")
+    __slots__ = ("_losses", "_make", "_num_idle_losses", "_num_verdicts", "_orders", "_post", "_thread")
 
     def __init__(self, make: Callable[[], Worker], post: Callable[[WorkerMessage], object]) -> None:
         self._make = make
@@ -35,6 +37,7 @@ class WorkerSeat:
         self._orders = OrderBook()
         self._losses: list[RefoldError] = []
         self._num_idle_losses = 0
+        self._num_verdicts = 0
 
     def fill(self) -> None:
         """Start a worker; one that had the seat before is stopped first. `WorkerReady` or `WorkerFailed` will come."""
@@ -57,7 +60,7 @@ class WorkerSeat:
     def completed(self) -> None:
         """The worker has completed a step: it is no hopeless case."""
         self._losses.clear()
-        self._num_idle_losses = 0
+        self._num_idle_losses = self._num_verdicts = 0
 
     def replace(self, cause: RefoldError, *, died_at_work: bool, is_found: bool) -> None:
         """The worker is lost: start another. `is_found`: what killed it was found out just now, and won't again.
@@ -67,10 +70,10 @@ class WorkerSeat:
         """
         self._losses.append(cause)
         self._num_idle_losses += not died_at_work
-        if self._num_idle_losses >= MAX_LOSSES or len(self._losses) >= MAX_LOSSES_AT_WORK:
+        self._num_verdicts += is_found
+        is_hopeless = self._num_idle_losses >= MAX_LOSSES or self._num_verdicts >= MAX_VERDICTS
+        if is_hopeless or len(self._losses) >= MAX_LOSSES_AT_WORK:
             raise self._losses[0]
-        if is_found:
-            self.completed()
         self.fill()
 
     def stop(self) -> None:

@@ -57,6 +57,7 @@ VERBS = {
     "prove": Verb("prove", "Prove that a record is in a journal."),
     "check-proof": Verb("check_proof", "Check such a proof."),
     "redact": Verb("redact", "Erase what a finished request said."),
+    "quarantine": Verb("quarantine", "Show what killed workers, and let it in again."),
     "stat": Verb("stat", "Show a journal's size, rates and growth."),
     "copy": Verb("copy", "Copy a journal to another store, verified."),
     "archive": Verb("archive", "Move the oldest records to a compressed file."),

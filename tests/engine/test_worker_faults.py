@@ -1,5 +1,6 @@
 """A worker that dies, lies or stammers costs latency and nothing else; one that is hopeless stops the engine, with the cause."""
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,11 @@ from refold import Engine, InvariantViolation, Rejected, SamplingParams, WorkerL
 from refold.engine.engine import Completion
 from refold.gpu.batch import StepOutput, WorkOrder
 from refold.gpu.simulated import SimulatedWorker
-from refold.journal.events import EngineClosed, EngineConfig, Event, WorkerStarted
+from refold.journal.events import EngineClosed, EngineConfig, Event, RequestQuarantined, WorkerStarted
 from refold.journal.events import WorkerLost as WorkerLostEvent
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
-from tests.kit.engines import MODEL, eventually, lawful_events, must_produce
+from tests.kit.engines import MODEL, lawful_events, must_produce
 
 PROMPTS = [[number, 7] for number in range(6)]
 SAMPLINGS = [SamplingParams(seed=number, max_tokens=30) for number in range(6)]
@@ -126,22 +127,66 @@ def test_two_losses_with_completed_steps_between_them_are_two_replacements() -> 
     assert len(made) == 6
 
 
-def test_a_worker_that_dies_three_times_without_a_step_stops_the_engine_with_the_first_cause(tmp_path: Path) -> None:
+def test_a_worker_that_dies_of_every_step_stops_the_engine_with_the_first_cause(tmp_path: Path) -> None:
+    """Two requests in a row are found to kill it and nothing has worked in between: it isn't the requests."""
     make, made = workers(dies, at=1, how_many=100)
     journal = str(tmp_path / "journal.db")
     with Engine(MODEL, journal, make_worker=make) as engine:
         with pytest.raises(WorkerLost, match="illegal memory access"):
             engine.run(PROMPTS, SAMPLINGS)
-        eventually(lambda: len(made) == 3)
         with pytest.raises(WorkerLost, match="illegal memory access"):
             engine.enqueue([1])
         with pytest.raises(WorkerLost, match="illegal memory access"):
             engine.stats()
-    assert len(losses(lawful_events(open_reader(journal)))) == 3
+    events = lawful_events(open_reader(journal))
+    assert len(losses(events)) == len(made) <= 8
+    assert [type(event) for event in events].count(RequestQuarantined) == 2
     with Engine(MODEL, journal) as engine:
         assert engine.recovery is not None
-        assert engine.recovery.requests == 6
-        check(engine.wait())
+        assert engine.recovery.requests == 4
+        assert [done.finish_reason for done in engine.wait()] == ["length"] * 4
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+@pytest.mark.parametrize("kills", [[3], [0, 5], [7, 8]])
+def test_the_requests_that_kill_the_worker_are_found_and_the_others_come_out_whole(at: int, kills: list[int]) -> None:
+    """The poison is a token of the prompt: whoever computes it dies, at once or only after some tokens."""
+    deaths = 0
+
+    class Poisoned(SimulatedWorker):
+        def execute(self, order: WorkOrder) -> StepOutput:
+            nonlocal deaths
+            output = super().execute(order)
+            for handle in order.scheduled.handles:
+                if self._slots[handle].tokens[0] == 666 and len(self._slots[handle].tokens) > 2 + at:
+                    deaths += 1
+                    raise RuntimeError("segmentation fault")
+            return output
+
+    prompts = [[666 if number in kills else 1, number] for number in range(10)]
+    samplings = [SamplingParams(seed=number, max_tokens=12) for number in range(10)]
+    journal = MemoryJournal()
+    with Engine(MODEL, MemoryStore(journal), make_worker=Poisoned, max_num_seqs=10) as engine:
+        ids = [
+            engine.enqueue(p, s, request_id=f"r{n}") for n, (p, s) in enumerate(zip(prompts, samplings, strict=True))
+        ]
+        done = engine.wait(ids)
+        for number, completion in enumerate(done):
+            if number in kills:
+                assert completion.finish_reason == "error"
+            else:
+                assert completion.token_ids == must_produce(prompts[number], samplings[number])
+        assert sorted(engine.quarantined()) == [f"r{number}" for number in kills]
+        assert deaths <= len(kills) * (math.ceil(math.log2(10)) + 3)
+        with pytest.raises(Rejected, match="which killed its workers"):
+            engine.enqueue(prompts[kills[0]], SamplingParams(max_tokens=1, seed=9))
+        engine.lift_quarantine(f"r{kills[0]}")
+        with pytest.raises(Rejected, match="nothing that request 'r1' asked for is quarantined"):
+            engine.lift_quarantine("r1")
+        assert engine.run([prompts[kills[0]]], SamplingParams(max_tokens=at or 1))[0].finish_reason == (
+            "length" if at else "error"
+        )
+    lawful_events(MemoryStore(journal))
 
 
 def test_a_worker_that_cant_be_built_is_an_error_at_open(tmp_path: Path) -> None:
@@ -170,7 +215,7 @@ def test_a_successor_that_cant_be_built_counts_as_a_loss() -> None:
 
     with Engine(MODEL, make_worker=make) as engine, pytest.raises(WorkerLost, match="illegal memory access"):
         engine.run(PROMPTS, SAMPLINGS)
-    assert made == 3
+    assert made == 4
 
 
 def test_output_of_a_worker_that_was_given_up_is_refused() -> None:

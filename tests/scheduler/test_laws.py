@@ -214,6 +214,10 @@ def _embeddings_counted(drive: Drive) -> None:
     drive.state.encoder.used += 1
 
 
+def _suspicion_that_stays(drive: Drive) -> None:
+    drive.state.suspicion.num_losses[1] = 1
+
+
 STATES: list[tuple[str, Callable[[], Drive], Callable[[Drive], None]]] = [
     ("L1", busy, _unknown_handle),
     ("L2", busy, _counter("num_in_flight_tokens", 1)),
@@ -251,6 +255,7 @@ STATES: list[tuple[str, Callable[[], Drive], Callable[[Drive], None]]] = [
     ("L9", busy, _kept_after_its_end),
     ("L10", quiet, _fence_that_never_falls),
     ("L13", quiet, _embeddings_counted),
+    ("L14", quiet, _suspicion_that_stays),
 ]
 
 
