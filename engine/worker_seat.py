@@ -21,8 +21,9 @@ with nothing to do."""
 MAX_LOSSES_AT_WORK = 16
 """Of those that died at a step: as many as it may take to find the request that kills them."""
 
-MAX_VERDICTS = 2
-"""Requests found to kill the worker, one after the other, without a completed step between them: then it's the device."""
+MAX_VERDICTS = 4
+"""Requests found to kill the worker, one after the other, without a completed step between them, though whoever was above
+suspicion ran in between: then it's the device."""
 
 
 class WorkerSeat:

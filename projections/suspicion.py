@@ -12,12 +12,14 @@ class Suspicion:
     """`num_losses`: workers lost with a live request in their last step, since its last token. By handle.
 
     `quarantined`: digests of content that killed workers, with the request that was found out: its handle and its id.
+    `is_unproved`: since the last one was, nobody has got a token; it may be the device that kills.
     """
 
-    __slots__ = ("num_losses", "quarantined")
+    __slots__ = ("is_unproved", "num_losses", "quarantined")
 
     def __init__(self) -> None:
         self.num_losses: dict[int, int] = {}
+        self.is_unproved = False
         self.quarantined: dict[str, tuple[int, str]] = {}
 
 
@@ -27,15 +29,22 @@ def suspect(suspicion: Suspicion, handles: Iterable[int]) -> None:
         suspicion.num_losses[handle] = suspicion.num_losses.get(handle, 0) + 1
 
 
-def clear(suspicion: Suspicion, handles: Iterable[int]) -> None:
-    """These requests got a token, or have ended."""
+def got_tokens(suspicion: Suspicion, handles: Iterable[int]) -> None:
+    """The worker gave these requests a token."""
     for handle in handles:
         suspicion.num_losses.pop(handle, None)
+        suspicion.is_unproved = False
+
+
+def forget(suspicion: Suspicion, handle: int) -> None:
+    """A request has ended."""
+    suspicion.num_losses.pop(handle, None)
 
 
 def quarantine(suspicion: Suspicion, content_digest: str, handle: int, request_id: str) -> None:
     """The content of a request is not to be computed again."""
     suspicion.quarantined[content_digest] = handle, request_id
+    suspicion.is_unproved = True
 
 
 def lift(suspicion: Suspicion, handles: Iterable[int]) -> None:

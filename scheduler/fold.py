@@ -292,8 +292,8 @@ def _output_delivered(state: State, event: OutputDelivered) -> None:
         step.filled = requests.append_tokens(entries, event.token_ids, _hashed_block_size(state))
     for request in entries if state.encoder.sizes else ():
         let_go_media(state, request, request.next_position)
-    if state.suspicion.num_losses:
-        suspicion.clear(state.suspicion, compress(event.handles, event.counts) if event.counts else event.handles)
+    if state.suspicion.num_losses or state.suspicion.is_unproved:
+        suspicion.got_tokens(state.suspicion, compress(event.handles, event.counts) if event.counts else event.handles)
     step.delivered = True
     _resolve(state, step, len(entries))
 
@@ -315,7 +315,7 @@ def _stale_output_consumed(state: State, event: StaleOutputConsumed) -> None:
         returned = [next(tokens) for _ in range(count)]
         if delivered:
             requests.append_tokens([request] * count, returned, _hashed_block_size(state))
-            suspicion.clear(state.suspicion, [request.handle] if count else [])
+            suspicion.got_tokens(state.suspicion, [request.handle] if count else [])
         requests.forget_if_drained(state.requests, request)
     assert next(tokens, None) is None, event.step
     _resolve(state, step, len(stale))
@@ -339,7 +339,7 @@ def _request_finished(state: State, event: RequestFinished) -> None:
     queues.leave(state.queues, request)
     _end_epoch(state, request, deliver=False)
     requests.finish(state.requests, request, event.reason)
-    suspicion.clear(state.suspicion, [request.handle])
+    suspicion.forget(state.suspicion, request.handle)
 
 
 def _cache_reset(state: State, event: CacheReset) -> None:  # noqa: ARG001

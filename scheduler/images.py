@@ -140,6 +140,7 @@ class WindowImage(Image):
 class SuspicionImage(Image):
     """Of a `Suspicion`."""
 
+    is_unproved: bool
     num_losses: dict[int, int]
     quarantined: dict[str, tuple[int, str]]
 

@@ -105,8 +105,9 @@ def canonical(state: State) -> dict[str, object]:
         "in_flight": [_canonical_step(step) for step in state.window.in_flight],
     }
     # Only where there is any: recorded digests of journals without must stay what they are.
-    if state.suspicion.num_losses or state.suspicion.quarantined:
-        form["suspicion"] = [sorted(state.suspicion.num_losses.items()), sorted(state.suspicion.quarantined.items())]
+    known = state.suspicion
+    if known.num_losses or known.quarantined or known.is_unproved:
+        form["suspicion"] = [sorted(known.num_losses.items()), sorted(known.quarantined.items()), known.is_unproved]
     return form
 
 

@@ -6,6 +6,9 @@ cleared, and then the other half is tried; or the worker dies again, and they ar
 n takes at most log2(n) + 2 restarts until a request was alone with a dying worker often enough: it is found out, ends with
 an error that says so, and its content is quarantined. The others are what they were, a few preemptions later.
 
+Whether it was the request or the device shows when somebody else gets a token. So after a verdict those above suspicion run
+first, and an engine where request after request is found out and nobody gets a token in between gives up.
+
 The whole state of a search is a count for each request (`refold.projections.suspicion`), so a trial survives the engine.
 """
 
@@ -37,9 +40,22 @@ def on_trial(state: State) -> frozenset[int] | None:
     }
     if not suspects:
         return None
+    if state.suspicion.is_unproved and (others := _above_suspicion(state)):
+        return others
     most = max(suspects.values())
     worst = sorted(handle for handle, losses in suspects.items() if losses == most)
     return frozenset(worst[: max(1, len(worst) // 2)])
+
+
+def _above_suspicion(state: State) -> frozenset[int]:
+    """Who has run and no worker died with: whoever can show whether the device works at all."""
+    num_losses = state.suspicion.num_losses
+    return frozenset(
+        r.handle
+        for queue in (state.queues.running, state.queues.waiting)
+        for r in queue
+        if r.status in (RUNNING, PREEMPTED) and r.handle not in num_losses
+    )
 
 
 def suspects_of_loss(state: State) -> list[int]:

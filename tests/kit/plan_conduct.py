@@ -39,9 +39,12 @@ def judge_plan(state: State, events: Sequence[Event]) -> None:
 
 
 def tried_alone(state: State) -> set[int] | None:
-    """The first half of those whom the most workers were lost with, if that was no accident."""
+    """The first half of those whom the most workers were lost with, if that was no accident; after a verdict, the others."""
     losses, by_handle = state.suspicion.num_losses, state.requests.by_handle
     ready = [h for h in losses if losses[h] > 1 and by_handle[h].status in ("running", "preempted")]
+    harmless = {h for h, r in by_handle.items() if r.status in ("running", "preempted") and h not in losses}
+    if ready and state.suspicion.is_unproved and harmless:
+        return harmless
     worst = [h for h in sorted(ready) if all(losses[h] >= losses[other] for other in ready)]
     return set(worst[: len(worst) // 2] or worst) if worst else None
 
