@@ -22,11 +22,12 @@ from refold.journal.events import (
     StepScheduled,
 )
 from refold.projections.requests import RUNNING, WAITING, Request
-from refold.scheduler.commands import Command, CompleteStep, ExpireSessions, ScheduleStep
+from refold.scheduler.commands import Command, CompleteStep, ExpireSessions, LiftQuarantine, ScheduleStep
 from refold.scheduler.state import State
 from tests.kit.idle_blocks import IdleBlocks
 from tests.kit.misconduct import must
 from tests.kit.plan_conduct import judge_plan, judge_room, tried_alone
+from tests.kit.suspects import Suspects
 
 _SHARE = 1 << 20
 
@@ -40,6 +41,7 @@ class Conduct:
         self.virtual_now = 0
         self.num_turns = 0
         self.idle_since = IdleBlocks()
+        self.suspects = Suspects()
         self._after: dict[type[Event], Callable[[State, Any], None]] = {
             EngineOpened: self._opened,
             RequestSubmitted: self._submitted,
@@ -62,6 +64,7 @@ class Conduct:
         """Judge an event by the state that it is about to change."""
         if type(event) is RequestPreempted:
             judge_preemption(state, event)
+        self.suspects.before(state, event)
 
     def after(self, state: State, event: Event) -> None:
         """Judge an event by the state that it led to."""
@@ -69,9 +72,13 @@ class Conduct:
         if judge is not None:
             judge(state, event)
         self.idle_since.observe(state, event)
+        self.suspects.after(state, event)
 
     def obeyed(self, state: State, command: Command) -> None:
         """Judge the state that a command led to."""
+        if type(command) is LiftQuarantine:
+            kept = [name for _, name in state.suspicion.quarantined.values() if name == command.request_id]
+            must(not kept, "trial", kept, "is still quarantined")
         if type(command) is ExpireSessions:
             late = [r.request_id for r in state.queues.idle if r.idle_since_ns <= command.idle_before_ns]
             must(not late, "expiry", late, "are idle since", command.idle_before_ns, "or longer and live")

@@ -687,4 +687,62 @@ ENCODER = (
     ),
 )
 
-FAULTS: tuple[Fault, ...] = (*EPOCHS, *COMPLETION, *BLOCKS, *PLANNING, *POLICIES, *SESSIONS, *ENCODER)
+TRIALS = (
+    _fault(
+        "token_clears_nobody",
+        "Whoever gets a token stays under suspicion.",
+        ("projections.suspicion:got_tokens", "suspicion.num_losses.pop(handle, None)", "pass"),
+    ),
+    _fault(
+        "accident_is_tried",
+        "One worker's death is enough for a trial.",
+        ("scheduler.trials:on_trial", "losses >= LOSSES_TO_TRY", "losses >= 1"),
+    ),
+    _fault(
+        "all_suspects_tried",
+        "All suspects are tried at once, so that nobody is ever alone.",
+        ("scheduler.trials:on_trial", "worst[: max(1, len(worst) // 2)]", "worst"),
+    ),
+    _fault(
+        "verdict_in_company",
+        "A request is found out though others were in the step as well.",
+        ("scheduler.trials:verdict", "len(suspects) != 1", "not suspects"),
+    ),
+    _fault(
+        "verdict_too_early",
+        "A request is found out at the second death.",
+        ("scheduler.trials:verdict", "losses < LOSSES_TO_CONVICT", "losses < 2"),
+    ),
+    _fault(
+        "quarantine_is_open",
+        "What killed workers comes in again.",
+        ("scheduler.admission:_check_quarantine", "if digest in state.suspicion.quarantined:", "if False:"),
+    ),
+    _fault(
+        "lift_lifts_nothing",
+        "What is let in again is refused all the same.",
+        ("projections.suspicion:lift", "del suspicion.quarantined[digest]", "pass"),
+    ),
+    _fault(
+        "others_run_on",
+        "Who isn't tried runs on beside those who are.",
+        (_PLAN + "plan_step", "trial is not None and plan.isolate(trial)", "False"),
+    ),
+    _fault(
+        "others_come_in",
+        "Who isn't tried comes in beside those who are.",
+        (_PLAN + "_plan_waiting", "(trial is not None and request.handle not in trial)", "False"),
+    ),
+    _fault(
+        "isolation_drops_output",
+        "What is in flight of those who give way to a trial is thrown away.",
+        ("scheduler.scratch:Plan.isolate", '"isolated", "deliver"', '"isolated", "drop"'),
+    ),
+    _fault(
+        "dead_are_suspected",
+        "Requests that have ended are suspected.",
+        ("scheduler.trials:suspects_of_loss", "if r.status is not FINISHED", ""),
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*EPOCHS, *COMPLETION, *BLOCKS, *PLANNING, *POLICIES, *SESSIONS, *ENCODER, *TRIALS)
