@@ -1,13 +1,11 @@
 """The vocabulary: every fact that an engine can record.
 
 An event is a fact in the past tense. It stores outcomes (block ids, tokens, finish reasons), never recipes, so that a
-journal folds under a newer policy or allocator. Facts about a whole step are columnar: parallel lists with one place per
-entry of the step, in batch order. Facts that are rare are one event each. Fields that hold their default are not written.
+journal folds under a newer policy or allocator. Facts about a whole step are columnar: lists with one place per entry, in
+batch order. Facts that are rare are one event each. Fields that hold their default are not written.
 
 Inside, a request is an integer handle, given at admission in journal order and never reused. A client's `request_id`
-appears once, in `RequestSubmitted`.
-
-Every token of output is accounted for by exactly one of `OutputDelivered`, `StaleOutputConsumed` and `WorkerLost`
+appears once, in `RequestSubmitted`. Every token of output is accounted for by exactly one of `OutputDelivered`, `StaleOutputConsumed` and `WorkerLost`
 (law L1): each names entries of an in-flight step, and each entry is named exactly once.
 """
 
@@ -59,8 +57,7 @@ class WorkerStarted(Event, frozen=True, tag=True):
 class WorkerLost(Event, frozen=True, tag=True):
     """A worker is gone, and with it every step in flight and every block's content.
 
-    `handles` had work in flight or blocks; each moves to its next epoch under the `drop` policy and computes again. `suspects`
-    are the live requests of the step that the worker died at, if it may have been for one of them.
+    `handles` had work in flight or blocks: they compute again, in their next epoch. `suspects` were in the step it died of.
     """
 
     generation: int
@@ -302,8 +299,7 @@ class LogitsRecorded(Event, frozen=True, tag=True):
 class RequestQuarantined(Event, frozen=True, tag=True):
     """A request is what kills workers: `num_lost_workers` died with it since its last token, the last with it alone.
 
-    `content_digest` is the SHA-256 of its input: whoever submits that again is rejected. It is erased with what the request
-    said: it would tell whether a guess is right. The request's `RequestFinished` follows.
+    Its input, of which `content_digest` is the SHA-256, is rejected from now on. The digest is erased with the input.
     """
 
     handle: int

@@ -127,13 +127,13 @@ EPOCHS = (
     _fault(
         "dropped_delivered",
         "Output marked to be dropped is delivered all the same.",
-        (_COMPLETION + "complete_step", 'delivered=policy == "deliver" and count > 0', "delivered=count > 0"),
+        (_COMPLETION + "_completed", 'delivered=policy == "deliver" and count > 0', "delivered=count > 0"),
         (_FOLD + "_stale_output_consumed", "assert deliverable or not delivered", "assert True"),
     ),
     _fault(
         "stale_never_finishes",
         "A stale token that is a stop token doesn't end the preempted request.",
-        (_COMPLETION + "complete_step", 'if count and policy != "drop":', "if count and policy is None:"),
+        (_COMPLETION + "_completed", 'if count and policy != "drop":', "if count and policy is None:"),
     ),
 )
 
@@ -196,7 +196,7 @@ COMPLETION = (
         "statistics_of_kept",
         "Acceptance counts what was kept after a stop or thrown away as stale, not what the verification accepted.",
         (
-            _COMPLETION + "complete_step",
+            _COMPLETION + "_completed",
             "columns.accepted.append(count - 1 if count else 0)",
             "columns.accepted.append(len(tokens) - 1 if tokens else 0)",
         ),
@@ -204,7 +204,7 @@ COMPLETION = (
     _fault(
         "refusal_ignored",
         "A request goes on with tokens that its grammar refuses.",
-        (_COMPLETION + "complete_step", "refused = entry in command.refused_entries", "refused = False"),
+        (_COMPLETION + "_completed", "refused = entry in command.refused_entries", "refused = False"),
     ),
     _fault(
         "finish_keeps_blocks",
@@ -653,20 +653,20 @@ ENCODER = (
         "An encoder output is let go before the places that it fills are certain.",
         (
             _FOLD + "_output_delivered",
-            "_let_go_media(state, request, request.next_position)",
-            "_let_go_media(state, request, request.num_computed_tokens)",
+            "let_go_media(state, request, request.next_position)",
+            "let_go_media(state, request, request.num_computed_tokens)",
         ),
     ),
     _fault(
         "encoder_leaked",
         "A request that lost its place keeps its hold on the encoder's outputs.",
-        (_FOLD + "_end_epoch", "_let_go_media(state, request)", "pass"),
+        (_FOLD + "_end_epoch", "let_go_media(state, request)", "pass"),
     ),
     _fault(
         "encoder_first_of_two",
         "The first of two equal pictures lets go of both.",
         (
-            _FOLD + "_let_go_media",
+            "scheduler.media:let_go_media",
             "if not any(request.media[i].digest == media.digest for i in request.media_held):",
             "if True:",
         ),
