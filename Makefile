@@ -27,7 +27,7 @@ FUZZARGS ?=
 PLANTEDARGS ?=
 FAULTS := kill torn flip disk lock postgres clock race
 
-.PHONY: help demo segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
+.PHONY: help demo worker-kills segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
 	fuzz planted-journals crash golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
@@ -132,6 +132,10 @@ $(FAULTS:%=fault-%): fault-%: $(VENV)/.stamp-dev
 
 golden: $(VENV)/.stamp-dev  ## every golden token under every schedule, on the real model (minutes)
 	@$(BIN)/python -m pytest -m golden -s $(TESTARGS)
+
+worker-kills: $(VENV)/.stamp-dev  ## KILLS workers killed or stopped at random instants, simulated and on torch
+	@$(BIN)/python -m tests.engine.worker_campaign --kills $(KILLS)
+	@$(BIN)/python -m tests.engine.worker_campaign --kills $(KILLS) --model llama
 
 crash: $(VENV)/.stamp-dev  ## KILLS engines killed with SIGKILL at random instants; nothing lost, nothing twice
 	@REFOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m crash $(TESTARGS)

@@ -122,3 +122,12 @@ def test_an_engine_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         assert pids, "its worker is a process"
         engine.kill()
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.mark.crash
+def test_a_campaign_of_attacks_on_workers_loses_nothing() -> None:
+    from tests.engine.worker_campaign import campaign
+
+    seen = campaign(int(os.environ.get("REFOLD_KILLS", "200")), 7, "simulated")
+    assert seen["lost"] >= 3
+    assert not seen["verdicts"]
