@@ -35,7 +35,7 @@ are not: they may change with any version.
 
 - `refold sql` and `refold audit NAME` project what was appended since the last time, then ask. `--as-is` asks what is there.
 - `refold audit follow` projects what a running engine writes, as it writes it.
-- `Engine(..., audit=True)` does the same inside the engine, at low priority.
+- `Engine(..., audit=True)`, or `refold run --audit`, does the same inside the engine, at low priority.
 - `refold audit rebuild` builds it anew beside the old one, and then shows it; who asks meanwhile sees the old one.
 
 Each batch of rows and the checkpoint that says how far it goes are one transaction. So it may be killed at any instant, and two may do

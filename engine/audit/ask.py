@@ -14,6 +14,7 @@ from refold.journal.stores.sqlite_file import connect_readonly
 
 _FETCH_ROWS = 1_000
 _PATIENCE_OPCODES = 200_000
+_MAX_VALUE_BYTES = 256 << 20
 _READS = {"select", "with", "values", "explain"}
 _BLANKS = re.compile(r"(?:\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/|\()+", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z]+")
@@ -88,6 +89,7 @@ class Questions:
 def _open_sqlite(path: Path) -> sqlite3.Connection:
     connection = connect_readonly(path)
     connection.set_progress_handler(lambda: 0, _PATIENCE_OPCODES)  # lets Ctrl-C in during a long query
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     return connection
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from refold.engine.audit.ask import Answer, Questions
-from refold.journal.errors import JournalError, Rejected
+from refold.journal.errors import Rejected
 from refold.projections.audit.catalogue import VIEWS
 
 _PAGE_ROWS = 50_000
@@ -28,8 +28,7 @@ def export_views(asked: Questions, folder: str) -> Iterator[tuple[str, int]]:
     """Write each view as `FOLDER/name.parquet`; yields its name and how many rows it had, when it's written.
 
     Raises:
-        JournalError: the folder can't be written.
-        Rejected: pyarrow isn't installed.
+        Rejected: the folder can't be written, or pyarrow isn't installed.
     """
     try:
         import pyarrow as pa  # noqa: PLC0415
@@ -45,7 +44,7 @@ def export_views(asked: Questions, folder: str) -> Iterator[tuple[str, int]]:
             answer = asked.ask(f"SELECT * FROM {view.name}")  # noqa: S608 - our own names
             yield view.name, _write(answer, target / f"{view.name}.parquet", pa, parquet)
     except OSError as error:
-        raise JournalError(f"cannot write {target}: {error.strerror or error}; name another folder") from error
+        raise Rejected(f"cannot write {target}: {error.strerror or error}; name another folder") from error
 
 
 def _write(answer: Answer, path: Path, pa: Any, parquet: Any) -> int:

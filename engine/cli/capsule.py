@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from refold.engine.cli.console import named, reading, verb, write, write_json
-from refold.engine.cli.failures import USAGE, Complaint
+from refold.engine.cli.failures import UNREADABLE, USAGE, Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.history.capsule import CapsuleRecord, new_note, read_capsule, write_capsule
 from refold.engine.history.plain import count, safe
 from refold.engine.history.sealing import sealed_records
-from refold.journal.errors import RefoldError
+from refold.journal.errors import JournalError, RefoldError, SchemaTooNew
 
 EXAMPLES = """Examples:
   refold capsule run.db bug.capsule         pack: tokens permuted, names and texts replaced, the schedule intact
@@ -69,7 +69,12 @@ def _pack(journal: str, target: str, note: str) -> int:
 
 
 def _unpack(capsule: str, target: str | None) -> int:
-    header, records = read_capsule(Path(capsule))
+    try:
+        header, records = read_capsule(Path(capsule))
+    except SchemaTooNew:
+        raise
+    except JournalError as error:
+        raise Complaint(str(error), "`refold capsule JOURNAL FILE` makes one", UNREADABLE) from error
     with bar("unpacking", header.num_records, "records") as progress:
         if target is None:
             for _ in records:

@@ -68,6 +68,7 @@ _MAX_TITLE = 60
     "--record-logits", is_flag=True, default=None, help="Digests of logits, for `refold replay --execute` to compare."
 )
 @click.option("--worker", help="process (it may die, the engine goes on) or thread.")
+@click.option("--audit", is_flag=True, help="Keep the SQL views up to date while it runs, at low priority.")
 @json_option
 def command(
     prompts: tuple[str, ...],

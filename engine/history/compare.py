@@ -155,7 +155,7 @@ def _hash_at(reader: JournalReader, stream: str, position: int) -> bytes | None:
 
 def _parting(position: int, one: Record | None, other: Record | None, *, with_times: bool) -> Parting | None:
     if one is None or other is None:
-        return Parting(position, "length", one, other, [], "truncated" if other is None else "inserted")
+        return Parting(position, "length", one, other, [], "truncated" if other is None else "")
     if one.body == other.body and one.content == other.content:
         return _header_parting(position, one, other) if with_times else None
     sides = list[list[Event]]()

@@ -24,6 +24,8 @@ from refold.scheduler.state import State
 
 Predicate = Callable[[State], object]
 STATE_LAWS = ("L2", "L3", "L4", "L6", "L7", "L8", "L9", "L10", "L13")
+_PATIENCE_OPCODES = 200_000
+_MAX_VALUE_BYTES = 16 << 20
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 
@@ -120,6 +122,8 @@ class _Tables:
     def __init__(self) -> None:
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._db.execute("PRAGMA trusted_schema = OFF")
+        self._db.set_progress_handler(lambda: 0, _PATIENCE_OPCODES)  # lets Ctrl-C in during a query without end
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
         self._columns = {name: list(rows[0]) for name, rows in _rows(_example()).items()}
         for name, columns in self._columns.items():
             self._db.execute(f"CREATE TABLE {name} ({', '.join(columns)})")
@@ -136,6 +140,8 @@ class _Tables:
             cursor = self._db.execute(sql)
             row = cursor.fetchone()
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_INTERRUPT:
+                raise KeyboardInterrupt from error
             raise Rejected(
                 f"SQL predicate {sql[:80]!r}: {error}; one SELECT over requests, window, pool, engine"
             ) from error

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -174,10 +175,13 @@ def test_postgresql_can_not_be_talked_out_of_reading_only(postgres_audited):
         (("audit", "follow", "no.db"), "no journal at", 3),
         (("audit", "rebuild", "no.db"), "no journal at", 3),
         (("audit", "steps", "--step", "x"), "step", 2),
+        (("sql", "run.db", "SELECT hex(zeroblob(200000000))"), "too big", 2),
+        (("audit", "export", "/proc/x", "run.db"), "cannot write /proc/x", 2),
     ],
 )
-def test_a_mistake_is_one_line(arguments, words, status, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line(arguments, words, status, journal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    shutil.copy(journal, "run.db")
     assert words in refused(*arguments, status=status)
 
 
@@ -238,6 +242,16 @@ def test_nothing_here_needs_torch_or_for_sqlite_sqlalchemy(journal):
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_run_keeps_the_read_model_if_asked_to(tmp_path):
+    journal = tmp_path / "run.db"
+    for option, num in ((), 0), (("--audit",), 2):
+        path = journal.with_name(f"{num}.db")
+        done = refold("run", "--model", "simulated", "--journal", path, "--max-tokens", 4, *option, "a", "b")
+        assert done.exit_code == 0, done.stderr
+        with asking(str(path)) as ask:
+            assert ask("SELECT COUNT(*) FROM requests WHERE status = 'finished'") == [(num,)]
 
 
 def test_an_engine_that_runs_is_asked_while_it_runs(tmp_path):

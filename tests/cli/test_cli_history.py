@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import signal
 import sqlite3
+import time
 
 import pytest
 
 from refold.journal.events import OutputDelivered
 from refold.journal.stores import open_store
-from tests.cli.command import assert_one_line_and_a_hint, refold, rows
+from tests.cli.command import assert_one_line_and_a_hint, process, refold, rows
 from tests.history.journals import eventful_lives, sealed, write_journal
 
 
@@ -241,6 +243,29 @@ def test_diff_does_not_take_the_hash_of_an_edited_record_for_its_word(journal, t
     assert "class edited" in result.stderr
 
 
+ENDLESS = "with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("bisect", "--sql", ENDLESS), ("assert", "--sql", ENDLESS), ("sql", ENDLESS)], ids=lambda a: a[0]
+)
+def test_a_query_without_end_can_be_interrupted(arguments, journal):
+    *options, statement = arguments
+    child = process(*([options[0], str(journal), statement] if options == ["sql"] else [*arguments, str(journal)]))
+    time.sleep(2.5)
+    assert child.poll() is None, "it doesn't end by itself"
+    child.send_signal(signal.SIGINT)
+    _, stderr = child.communicate(timeout=20)
+    assert (child.returncode, stderr) == (130, b"refold: interrupted\n")
+
+
+def test_a_predicate_can_not_ask_for_a_text_that_fills_the_memory(journal):
+    result = refold("bisect", "--sql", "select hex(zeroblob(200000000))", journal)
+    assert result.exit_code == 2
+    assert "too big" in result.stderr
+    assert_one_line_and_a_hint(result.stderr)
+
+
 def test_a_capsule_there_and_back(journal, tmp_path):
     capsule, back = tmp_path / "bug.capsule", tmp_path / "back.db"
     assert refold("capsule", journal, capsule).exit_code == 0
@@ -261,6 +286,9 @@ def test_a_bad_capsule_leaves_nothing_behind(journal, tmp_path):
     result = refold("capsule", "--open", capsule, tmp_path / "back.db")
     assert result.exit_code == 3
     assert_one_line_and_a_hint(result.stderr)
+    foreign = refold("capsule", "--open", journal, tmp_path / "back.db")
+    assert foreign.exit_code == 3
+    assert "`refold capsule JOURNAL FILE` makes one" in foreign.stderr
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("back")]
 
 
