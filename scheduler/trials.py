@@ -66,8 +66,11 @@ def suspects_of_loss(state: State) -> list[int]:
 
 
 def verdict(state: State, suspects: Sequence[int]) -> list[Event]:
-    """What the loss of a worker with these suspects proves: nothing, or that a request is what kills it."""
-    if len(suspects) != 1:
+    """What the loss of a worker with these suspects proves: nothing, or that a request is what kills it.
+
+    It must have been alone in the step: whoever has ended meanwhile is suspected no more, and may have been the one.
+    """
+    if not suspects or len(state.window.in_flight[0].requests) != 1:
         return []
     request = state.requests.by_handle[suspects[0]]
     losses = state.suspicion.num_losses.get(request.handle, 0) + 1

@@ -706,7 +706,7 @@ TRIALS = (
     _fault(
         "verdict_in_company",
         "A request is found out though others were in the step as well.",
-        ("scheduler.trials:verdict", "len(suspects) != 1", "not suspects"),
+        ("scheduler.trials:verdict", "len(state.window.in_flight[0].requests) != 1", "False"),
     ),
     _fault(
         "verdict_too_early",

@@ -39,7 +39,6 @@ from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold, fold_all
 from refold.scheduler.lawbook import LawBook
 from refold.scheduler.state import State, digest
-from refold.scheduler.trials import LOSSES_TO_CONVICT
 from tests.kit.conduct import Conduct
 from tests.kit.drive import Drive
 from tests.kit.transcript import Transcript
@@ -292,12 +291,12 @@ class Player(Drive):
         return hashlib.sha256(b"".join(part for parts in self.bytes for part in parts)).hexdigest()
 
     def _judge_verdicts(self) -> None:
-        """Who was found out is what kills workers; only bad luck, and much of it, can look the same."""
+        """Who was found out is what kills workers; only an accident to whoever is tried can look the same."""
         poisons: dict[int, bool] = {}
         for event in chain.from_iterable(self.records):
             if isinstance(event, RequestSubmitted):
                 poisons[event.handle] = is_poison(event)
-            elif isinstance(event, RequestQuarantined) and self.num_accidents < LOSSES_TO_CONVICT:
+            elif isinstance(event, RequestQuarantined) and not self.num_accidents:
                 assert poisons[event.handle], f"handle {event.handle} is quarantined and harmless"
 
 

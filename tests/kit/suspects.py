@@ -20,7 +20,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.losses: dict[int, int] = {}
-        self.last: list[int] = []
+        self.last: list[int] = []  # who was in the last worker's last step, live or not
 
     def before(self, state: State, event: Event) -> None:
         """Judge a loss and a verdict by the state before them."""
@@ -28,6 +28,7 @@ class Suspects:
             oldest = state.window.in_flight[0].requests
             live = [request.handle for request in oldest if request.status is not FINISHED]
             must(event.suspects == live, "trial", event.suspects, "are suspected, in the step were", live)
+            self.last = [request.handle for request in oldest]
         elif type(event) is RequestQuarantined:
             alone = self.last == [event.handle] and self.losses[event.handle] >= 3
             must(alone, "trial", event.handle, "is found out after", self.losses, "at last with", self.last)
@@ -36,7 +37,6 @@ class Suspects:
         """Keep the account, and compare it with the state's."""
         kind = type(event)
         if kind is WorkerLost and isinstance(event, WorkerLost):
-            self.last = event.suspects
             for handle in event.suspects:
                 self.losses[handle] = self.losses.get(handle, 0) + 1
         elif not self.losses:
