@@ -5,7 +5,7 @@
 What comes out of a damaged capsule (`tests.kit.capsule_damage`) is folded, judged and decided again, and now and then it goes through
 the command line as a user would open it, and through one of the verbs behind it.
 
-A finding is: an exception that isn't one of ours, a message of more than a line, more than `MAX_S` seconds or `MAX_BYTES` of memory, a
+A finding is: an exception that isn't one of ours, a message of more than a line, more than `MAX_S` seconds of the CPU or `MAX_BYTES` of memory, a
 file opened for writing outside of the folder, or anything that starts a program, opens a connection, compiles code or unpickles: the
 interpreter's audit events tell. Each is written to `FOLDER`, with the capsule that did it.
 """
@@ -13,6 +13,7 @@ interpreter's audit events tell. Each is written to `FOLDER`, with the capsule t
 import argparse
 import hashlib
 import random
+import re
 import resource
 import signal
 import sys
@@ -111,7 +112,7 @@ class Slow(BaseException):
 
 
 def _alarm(*_: object) -> None:
-    raise Slow(f"more than {MAX_S} s")
+    raise Slow(f"more than {MAX_S} s of the CPU")
 
 
 def opened(folder: Path, data: bytes) -> str:
@@ -178,13 +179,13 @@ def campaign(
     for verb in VERBS if by_users else ():  # modules are imported before anyone listens
         refold(verb[0], "--help")
     until_s = time.monotonic() + seconds
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGPROF, _alarm)
     while time.monotonic() < until_s:
         data = damaged(rng, texts)
         try:
             end = _attempt(rng, watch, folder, data, by_users)
         except BaseException as error:  # noqa: BLE001 - whatever it is, that it came out is the finding
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             if isinstance(error, KeyboardInterrupt):
                 break
             end = f"FOUND {type(error).__name__}"
@@ -195,9 +196,9 @@ def campaign(
 
 def _attempt(rng: random.Random, watch: Watch, folder: Path, data: bytes, by_users: float) -> str:
     with watch.on(folder):
-        signal.alarm(MAX_S)
+        signal.setitimer(signal.ITIMER_PROF, MAX_S)
         end = opened_by_a_user(rng, folder, data) if rng.random() < by_users else opened(folder, data)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     if watch.broken:
         raise AssertionError(f"did what no capsule may: {watch.broken[:3]}")
     return end
@@ -208,13 +209,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--by-users", type=float, default=THROUGH_THE_COMMAND_LINE, help="share that the verbs open")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     kinds = Counter[str]()
 
     def found(text: str, data: bytes) -> None:
-        kind = text.strip().splitlines()[-1][:160]
+        kind = [line for line in text.splitlines() if re.match(r"[\w.]+: ", line)][-1][:160]
         kinds[kind] += 1
         if kinds[kind] <= 3:
             options.findings.mkdir(parents=True, exist_ok=True)
@@ -225,7 +227,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="refold-fuzz-") as folder:
         began_s = time.monotonic()
-        ends = campaign(random.Random(options.seed), options.seconds, Path(folder), Watch(), found)
+        ends = campaign(random.Random(options.seed), options.seconds, Path(folder), Watch(), found, options.by_users)
     spent_s, total = time.monotonic() - began_s, sum(ends.values())
     print(
         f"{total:,} capsules in {spent_s:,.0f} s, {sum(kinds.values())} findings of {len(kinds)} kinds (seed {options.seed})"
