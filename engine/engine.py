@@ -83,7 +83,13 @@ class Engine(Lifecycle):
         """
         life = self._live()
         ask = life.desk.submission(
-            prompt, sampling, request_id=request_id, priority=priority, cache_salt=cache_salt, tenant=tenant
+            prompt,
+            sampling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            is_patient=True,
         )
         is_finished = False
         try:

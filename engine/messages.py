@@ -23,13 +23,15 @@ class Ask:
     """A client's command. `make` builds it in the engine's thread; the reply comes when its record is durable.
 
     The reply carries the output of `request_id` if one is named and known, None otherwise. `contents` says, after `make`, which
-    contents the journal replaces with the record.
+    contents the journal replaces with the record. `is_patient`: what is of use to the client comes with later records, and the
+    reply may come with those.
     """
 
     make: Callable[[State], Command]
     request_id: str | None = None
     contents: Callable[[], Mapping[int, bytes | None] | None] = lambda: None
     reply: "Future[Output | None]" = field(default_factory=Future)
+    is_patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

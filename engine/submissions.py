@@ -57,6 +57,7 @@ class Desk:
         cache_salt: str = "",
         tenant: str = "",
         resumable: bool = False,
+        is_patient: bool = False,
     ) -> Ask:
         """The question that submits a request.
 
@@ -75,7 +76,7 @@ class Desk:
             resumable=resumable,
         )
         make = (lambda _: command) if params.seed is not None else (lambda state: self._seeded(command, state))
-        return Ask(make, command.request_id)
+        return Ask(make, command.request_id, is_patient=is_patient)
 
     def extension(self, request_id: str, prompt: Extension, sampling: SamplingParams | None) -> Ask:
         """The question that extends a session. What `sampling` leaves open stays as it was in the turn before.

@@ -9,12 +9,24 @@ from refold.engine.delivery import Trail
 from refold.engine.messages import Ask, one_line, violation
 from refold.engine.worker_seat import WorkerSeat
 from refold.journal.errors import RefoldError
+from refold.journal.events import Event, OutputDelivered, RequestFinished, SessionTurnEnded, StaleOutputConsumed
 from refold.journal.writer import JournalWriter
 from refold.projections.totals import Totals
 from refold.scheduler.commands import CloseEngine, Command, RecordDigest
 from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold_all
 from refold.scheduler.state import State
+
+_TOLD = (RequestFinished, SessionTurnEnded)
+
+
+def _is_awaited(event: Event) -> bool:
+    """Whether a client gets something once the event is on disk."""
+    if type(event) is OutputDelivered:
+        return bool(event.token_ids)
+    if type(event) is StaleOutputConsumed:
+        return any(event.delivered)
+    return type(event) in _TOLD
 
 
 class FoldBroken(Exception):
@@ -63,7 +75,9 @@ class Turns:
         events = decide(self._state, command)
         if not events:
             return None
-        position = self.writer.append(events, time.time_ns(), None if ask is None else ask.contents())
+        contents = None if ask is None else ask.contents()
+        is_awaited = any(map(_is_awaited, events)) if ask is None or ask.is_patient else True
+        position = self.writer.append(events, time.time_ns(), contents, is_awaited=is_awaited)
         try:
             fold_all(self._state, events)
             self._totals.observe_all(events)

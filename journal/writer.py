@@ -4,6 +4,9 @@
 has piled up, chains it, and commits it in one transaction: the slower the disk, the larger the groups. After each commit it
 reports the durable position, the count of records that can no longer be lost.
 
+Not every record is waited for: that a step was scheduled concerns nobody until its output is there. Such a record waits a
+little for the next one that is, and goes to disk with it; so an answer finds the disk free, and there are half as many commits.
+
 Encoding happens in `append`, for two reasons. Events that can't be encoded (a lone surrogate in a string, say) fail there,
 before they have a position, and harm nobody else. And what is recorded is what the events said at that moment.
 
@@ -14,6 +17,7 @@ journal reads the head again. The port alone decides what is durable; how long t
 
 import os
 import threading
+import time
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +31,9 @@ from refold.journal.store import ErasingStore, JournalStore
 
 MAX_GROUP_RECORDS = 1024
 MAX_GROUP_BYTES = 8 << 20
+MAX_PATIENCE_S = 0.002
+"""How long a record that nobody waits for may wait for one that somebody does."""
+
 _IDLE_S = 1.0
 
 
@@ -98,6 +105,8 @@ class JournalWriter:
         self.erasure_left = ""
         self._changed = threading.Condition()
         self._pending: deque[Queued] = deque()
+        self._wanted = head.position  # somebody waits for the records before this position
+        self._patient_until_s = 0.0  # the others may wait until then
         self._taken = head.position  # the position of the first pending record
         self._durable = head.position
         self._durable_head = head
@@ -106,8 +115,17 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._run, args=(head,), name="refold-journal", daemon=True)
         self._thread.start()
 
-    def append(self, events: Sequence[Event], time_ns: int, contents: Mapping[int, bytes | None] | None = None) -> int:
+    def append(
+        self,
+        events: Sequence[Event],
+        time_ns: int,
+        contents: Mapping[int, bytes | None] | None = None,
+        *,
+        is_awaited: bool = True,
+    ) -> int:
         """Queue the events of one command as one record; returns its position.
+
+        One that isn't `is_awaited` may stay queued for `MAX_PATIENCE_S`, if no other is.
 
         With `contents`, which the store must be able to erase, these take the place of what was written, in the record's own
         transaction: see `ErasingStore`.
@@ -127,7 +145,12 @@ class JournalWriter:
             self._pending.append(Queued(time_ns, encoded, contents))
             self._pending_bytes += _bytes_of(encoded)
             position = self._taken + len(self._pending) - 1
-            if position == self._taken:
+            is_first, was_wanted = position == self._taken, self._wanted > self._taken
+            if is_awaited:
+                self._wanted = position + 1
+            elif is_first:
+                self._patient_until_s = time.monotonic() + MAX_PATIENCE_S
+            if is_first or (is_awaited and not was_wanted):
                 self._changed.notify_all()
         return position
 
@@ -170,7 +193,8 @@ class JournalWriter:
         """
         assert threading.current_thread() is not self._thread, "flush would wait for itself"
         with self._changed:
-            goal = self._taken + len(self._pending)
+            goal = self._wanted = self._taken + len(self._pending)
+            self._changed.notify_all()
             done = self._changed.wait_for(lambda: self._durable >= goal or self._failure is not None, timeout_s)
             if self._durable >= goal:
                 return self._durable
@@ -215,6 +239,8 @@ class JournalWriter:
             self._maintain(idle=True)
         with self._changed:
             self._changed.wait_for(self._has_work)
+            while not self._is_due() and (patience_s := self._patient_until_s - time.monotonic()) > 0:
+                self._changed.wait_for(self._is_due, patience_s)
             group: list[Queued] = []
             num_bytes = 0
             while self._pending and len(group) < MAX_GROUP_RECORDS and num_bytes < MAX_GROUP_BYTES:
@@ -229,6 +255,9 @@ class JournalWriter:
 
     def _has_work(self) -> bool:
         return bool(self._pending) or self._closing
+
+    def _is_due(self) -> bool:
+        return self._wanted > self._taken or self._closing or len(self._pending) >= MAX_GROUP_RECORDS
 
     def _commit(self, head: Head, group: list[Queued]) -> Head:
         records: list[Record] = []

@@ -14,6 +14,7 @@ from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.verify import verify_stream
 from refold.journal.writer import MAX_GROUP_RECORDS, JournalWriter
+from tests.kit.engines import eventually
 
 
 class GatedStore(MemoryStore):
@@ -286,3 +287,28 @@ def test_an_idle_writer_empties_the_wal(tmp_path):
     assert writer.append(event(0), 1) == 50
     assert writer.close() == 51
     store.close()
+
+
+def test_a_record_that_nobody_waits_for_goes_with_the_next_that_somebody_does(monkeypatch):
+    monkeypatch.setattr("refold.journal.writer.MAX_PATIENCE_S", 30.0)
+    store = GatedStore()
+    writer = written(store)
+    writer.append(event(0), 1, is_awaited=False)
+    writer.append(event(1), 1, is_awaited=False)
+    time.sleep(0.05)
+    assert (writer.durable_position, store.groups) == (0, [])
+    writer.append(event(2), 1)
+    eventually(lambda: writer.durable_position == 3)
+    writer.append(event(3), 1, is_awaited=False)
+    assert writer.flush(timeout_s=10) == 4, "a flush is somebody who waits"
+    assert store.groups == [3, 1]
+    writer.append(event(4), 1, is_awaited=False)
+    assert writer.close() == 5
+
+
+def test_a_record_that_nobody_waits_for_doesn_t_wait_for_long():
+    store = GatedStore()
+    writer = written(store)
+    writer.append(event(0), 1, is_awaited=False)
+    eventually(lambda: writer.durable_position == 1)
+    writer.close()
