@@ -7,7 +7,8 @@ words; the engine then journals the loss, starts another and has its requests co
 Two clocks watch a busy worker. It sends a sign of life about once a second; `silence_s` without one means that the process is
 stopped, or starved to the point of being useless. Signs of life come from a thread beside the computation, so they say nothing
 about a computation that never ends: for that there is `step_timeout_s`. An idle worker is not watched: if it died, the next
-order finds out.
+order finds out. A process that is only just starting can't say anything yet, and on a busy machine that takes a while: until its
+first sign of life it has `START_S`.
 
 The process is spawned, not forked: it inherits no lock, no thread and no open journal. It ends when its end of the socket says
 that the engine is gone, and it ignores Ctrl-C, which is the engine's to answer.
@@ -29,6 +30,7 @@ from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import EngineConfig
 
 SILENCE_S = 20.0
+START_S = 60.0
 LOAD_TIMEOUT_S = 900.0
 STEP_TIMEOUT_S = 300.0
 _REAP_S = 5.0
@@ -79,7 +81,7 @@ class ProcessWorker:
         self.pid = self._process.pid
         try:
             self._send(Hello(version=PROTOCOL_VERSION, config=config, threads=threads, dtype=dtype))
-            ready = self._wait_for(Ready, "loading the model", load_timeout_s)
+            ready = self._wait_for(Ready, "loading the model", load_timeout_s, first_s=max(START_S, silence_s))
         except BaseException:
             self.close()
             raise
@@ -118,13 +120,15 @@ class ProcessWorker:
         except OSError as error:
             raise self._lost(f"it took no order ({error.strerror or error})") from error
 
-    def _wait_for(self, kind: type[T], what: str, timeout_s: float) -> T:
-        deadline = time.monotonic() + timeout_s
+    def _wait_for(self, kind: type[T], what: str, timeout_s: float, *, first_s: float = 0.0) -> T:
+        """The answer of this kind. Until the first sign of life, silence is allowed for `first_s` if that is longer."""
+        deadline, silence_s = time.monotonic() + timeout_s, max(first_s, self._silence_s)
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise self._lost(f"{what} took longer than {timeout_s:g} s", kill=True)
-            frame = self._next(what, min(left_s, self._silence_s), is_last=left_s <= self._silence_s)
+            frame = self._next(what, min(left_s, silence_s), is_last=left_s <= silence_s)
+            silence_s = self._silence_s
             if isinstance(frame, kind):
                 return frame
             if isinstance(frame, Failed):
@@ -138,7 +142,7 @@ class ProcessWorker:
         except TimeoutError as error:
             if is_last:
                 return Alive()  # the caller's own clock has run out
-            raise self._lost(f"no sign of life for {self._silence_s:g} s at {what}", kill=True) from error
+            raise self._lost(f"no sign of life for {timeout_s:g} s at {what}", kill=True) from error
         except FrameError as error:
             raise self._lost(f"nonsense at {what}: {error}", kill=True) from error
         except OSError as error:

@@ -167,6 +167,12 @@ def test_a_program_that_talks_nonsense_is_lost(speech: str, message: str) -> Non
         ProcessWorker(config_for(), command=[sys.executable, "-c", program])
 
 
+def test_a_program_that_starts_slowly_is_no_silent_one() -> None:
+    slowly = "import sys, time, os; time.sleep(1.5); os.execv(sys.executable, [sys.executable, '-m', 'refold.gpu.process_main', *sys.argv[1:]])"
+    worker = ProcessWorker(config_for(), silence_s=1.0, command=[sys.executable, "-c", slowly])
+    worker.close()
+
+
 def test_a_program_that_is_not_there_is_lost() -> None:
     with pytest.raises(WorkerLost, match="cannot start a worker process"):
         ProcessWorker(config_for(), command=["/nowhere/python"])
