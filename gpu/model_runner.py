@@ -45,8 +45,9 @@ class ModelRunner:
         block_size: int,
         max_positions: int,
         dtype: torch.dtype,
+        may_pack: bool = True,
     ) -> None:
-        kind = choose_linear(dtype)
+        kind = choose_linear(dtype) if may_pack else "plain"
         self._dtype = dtype
         self._model = Llama(spec, weights, max_positions=max_positions, dtype=dtype, linear=kind)
         self._cache = KvCache(spec, num_blocks=num_blocks, block_size=block_size, dtype=dtype)

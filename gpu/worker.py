@@ -19,10 +19,12 @@ from typing import NamedTuple
 import torch
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
+from refold.gpu.company import Room
 from refold.gpu.digest import digest_rows
 from refold.gpu.drafting import DraftIndex
 from refold.gpu.model_runner import Entry, ModelRunner
 from refold.gpu.sampler import Draw, choose_tokens
+from refold.gpu.trusted_runner import trusted_runner
 from refold.gpu.weights import ModelDescription, load_weights
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Sampling, StepScheduled
@@ -71,15 +73,10 @@ class TorchWorker:
             torch.set_num_threads(threads)
         self._config = config
         self._slots: dict[int, Slot] = {}
-        self._runner: ModelRunner | None = ModelRunner(
-            description.spec,
-            load_weights(description),
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_positions=config.max_model_len,
-            dtype=DTYPES[dtype],
-        )
-        self._environment = {**_machine(), "dtype": dtype, "weights": description.fingerprint, **self._runner.facts}
+        room = Room(config.num_blocks, config.block_size, config.max_model_len)
+        runner, facts = trusted_runner(description.spec, load_weights(description), room, DTYPES[dtype])
+        self._runner: ModelRunner | None = runner
+        self._environment = {**_machine(), "dtype": dtype, "weights": description.fingerprint, **facts}
 
     def environment(self) -> dict[str, str]:
         """What the numbers depend on."""
