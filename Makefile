@@ -137,6 +137,10 @@ worker-kills: $(VENV)/.stamp-dev  ## KILLS workers killed or stopped at random i
 	@$(BIN)/python -m tests.engine.worker_campaign --kills $(KILLS)
 	@$(BIN)/python -m tests.engine.worker_campaign --kills $(KILLS) --model llama
 
+determinism: $(VENV)/.stamp-dev  ## 50 prompts under every schedule, real model: tokens and logits alike, and alike again (needs ../shared/data)
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.gpu.determinism_campaign --again $(SIMARGS)
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.gpu.determinism_campaign --again --dtype bfloat16 $(SIMARGS)
+
 crash: $(VENV)/.stamp-dev  ## KILLS engines killed with SIGKILL at random instants; nothing lost, nothing twice
 	@REFOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m crash $(TESTARGS)
 
