@@ -28,7 +28,7 @@ PLANTEDARGS ?=
 FAULTS := kill torn flip disk lock postgres clock race
 
 .PHONY: help demo worker-kills segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
-	fuzz planted-journals crash golden clean fault-matrix $(FAULTS:%=fault-%)
+	fuzz planted-journals crash determinism golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20

@@ -13,7 +13,7 @@ REFERENCE = re.compile(r"`((?:\w+/)?test_\w+\.py)::(\w+)`")
 PROMISE = re.compile(r"\b(?:bit-exact|token-exact|not promised)\b")
 
 
-def tests_in(file: Path) -> set[str]:
+def names_in(file: Path) -> set[str]:
     """The names of a file's tests, those in classes too."""
     found = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
     return {node.name for node in found if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
@@ -30,7 +30,7 @@ def unfounded(page: str, folder: Path) -> Iterator[str]:
         if not PROMISE.search(row):
             yield f"no promise: {row}"
     for file, name in REFERENCE.findall(page):
-        if not (folder / file).is_file() or name not in tests_in(folder / file):
+        if not (folder / file).is_file() or name not in names_in(folder / file):
             yield f"no such test: {file}::{name}"
 
 
