@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from refold.journal.events import Sampling, StepScheduled
+from refold.journal.surprisals import EntrySurprisals
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -44,12 +45,15 @@ class WorkOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     released: list[int]
 
 
-class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What a step produced. Columns, one place per entry of the step, in its order.
 
     `counts`: tokens sampled (0 for a chunk; with drafts, the accepted ones and one more); `token_ids`: flat; `positions`: the position of the entry's first sampled
     token in its request (prompt and outputs counted from 0), -1 for a chunk. `digests`, parallel to `token_ids`, of the row of logits
     that each token was chosen from (`refold.gpu.digest`); empty if they aren't asked for.
+
+    `logprobs`, of entries whose request asks for them, in order: of each token that they sampled. `prompt_logprobs`, of entries
+    that sample their request's first output and whose request asks: of each token of the prompt but the first.
     """
 
     step: int
@@ -58,6 +62,8 @@ class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     token_ids: list[int]
     positions: list[int]
     digests: list[int] = []
+    logprobs: list[EntrySurprisals] = []
+    prompt_logprobs: list[EntrySurprisals] = []
 
 
 class Worker(Protocol):

@@ -1,65 +1,96 @@
-"""From logits to a token: greedy, or drawn with noise that is a function of (seed, position) and of nothing else.
+"""From logits to a token: greedy, or drawn with noise that is a function of (seed, position, draw) and of nothing else.
 
-The noise of a draw is one uniform number from Philox 4x64-10 (Salmon et al., "Parallel random numbers: as easy as
-1, 2, 3", 2011), a counter-based generator: key (seed, 0), counter (position, 0, 0, 0). No state is carried, so neither the
-order of a batch, nor a preemption, nor a restart can shift it. The draw inverts the distribution function over the
-vocabulary in id order, in float64. Filters apply in the usual order: temperature, top-k, top-p.
+A token is a function of its own row of logits, its request's own tokens, its `Sampling`, its seed and its position. What else is
+in the batch, in which row, and how often the request was preempted can't matter. The steps are the field's usual ones, in its
+usual order, in float64:
+
+    repetition penalty      tokens seen (prompt and outputs): a positive logit is divided by it, a negative one multiplied
+    presence, frequency     outputs: taken off the logit once, and once per occurrence
+    logit bias              added to the logit
+    min_tokens              what would end the request too early can't come
+    temperature             0 ends here: the largest, of equals the first
+    top-k, top-p, min-p     the k likeliest; of these the fewest that reach p; of these, those of at least min-p times the best
+    draw                    the distribution function over what is left, in id order, is inverted at the noise
+
+Drafts are verified by the same function. A proposal without a distribution of its own (n-grams) is a distribution with all its
+mass on one token, and rejection sampling against it (Leviathan et al., 2023; Chen et al., 2023) accepts the draft x with
+probability p(x), and draws from the rest of p else. To draw a token from p and accept the draft if it is that token is the same in
+distribution. Here the draw is that of the position, so the output is not only distributed as without drafts: it is the same.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refold.gpu.noise import uniform
 from refold.journal.errors import WorkerLost
-from refold.journal.events import Sampling
-
-_MASK = (1 << 64) - 1
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_ROUNDS = 10
+from refold.journal.settings import Sampling
 
 
 class Draw(NamedTuple):
-    """One token to choose: how, for which request, at which position (prompt and outputs counted from 0)."""
+    """One token to choose: how, for which request, at which position (prompt and outputs counted from 0).
+
+    `token_ids` are the request's tokens, at least those before `position`; needed where `needs_own_tokens`.
+    """
 
     handle: int
     position: int
     num_prompt_tokens: int
     sampling: Sampling
+    token_ids: Sequence[int] = ()
 
 
-def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Philox 4x64-10: four 64-bit words for a 128-bit key and a 256-bit counter."""
-    (k0, k1), (c0, c1, c2, c3) = key, counter
-    for _ in range(_ROUNDS):
-        left, right = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (right >> 64) ^ c1 ^ k0, right & _MASK, (left >> 64) ^ c3 ^ k1, left & _MASK
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+def needs_own_tokens(sampling: Sampling) -> bool:
+    """Whether a token depends on those before it other than through the logits."""
+    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
 
 
-def uniform(seed: int, position: int) -> float:
-    """The noise of a position: a float64 in [0, 1), with 53 random bits."""
-    return (philox((seed & _MASK, 0), (position, 0, 0, 0))[0] >> 11) * 2.0**-53
-
-
-def choose_tokens(logits: NDArray[np.float32], draws: list[Draw], eos_token_ids: tuple[int, ...]) -> list[int]:
+def choose_tokens(logits: NDArray[np.float32], draws: Sequence[Draw], eos_token_ids: tuple[int, ...]) -> list[int]:
     """Choose a token per row of logits (draws, vocabulary).
 
     Raises WorkerLost if a logit is NaN or infinite: what computed it can't be trusted any more.
     """
     assert logits.shape[0] == len(draws), f"{logits.shape[0]} rows of logits for {len(draws)} draws"
-    _check_finite(logits, draws)
+    check_finite(logits, draws)
     tokens = [int(token) for token in logits.argmax(axis=1)] if draws else []
     for row, draw in enumerate(draws):
-        masked = masked_token_ids(draw, eos_token_ids, logits.shape[1])
-        if draw.sampling.temperature > 0 or masked:
+        sampling = draw.sampling
+        masked = masked_token_ids(draw, eos_token_ids, logits.shape[1]) if sampling.min_tokens else []
+        if sampling.temperature > 0 or masked or sampling.logit_bias or needs_own_tokens(sampling):
             tokens[row] = choose_token(logits[row], draw, masked)
     return tokens
 
 
-def _check_finite(logits: NDArray[np.float32], draws: list[Draw]) -> None:
+def draws_behind(draw: Draw, drafts: Sequence[int]) -> list[Draw]:
+    """A draw, and one behind each draft: what is chosen there counts if every draft before it is accepted."""
+    if not drafts:
+        return [draw]
+    tokens = [*draw.token_ids, *drafts] if needs_own_tokens(draw.sampling) else draw.token_ids
+    return [draw._replace(position=draw.position + ahead, token_ids=tokens) for ahead in range(len(drafts) + 1)]
+
+
+def accepted_run(drafts: Sequence[int], chosen: list[int]) -> list[int]:
+    """What an entry has sampled: the chosen tokens up to the first that isn't the draft in its place."""
+    num_accepted = 0
+    while num_accepted < len(drafts) and drafts[num_accepted] == chosen[num_accepted]:
+        num_accepted += 1
+    return chosen[: num_accepted + 1]
+
+
+def verify_drafts(
+    logits: NDArray[np.float32], drafts: Sequence[int], draw: Draw, eos_token_ids: tuple[int, ...]
+) -> list[int]:
+    """The accepted drafts and the token behind them, of logits (1 + drafts, vocabulary) computed with the drafts in place.
+
+    Raises WorkerLost as `choose_tokens`.
+    """
+    return accepted_run(drafts, choose_tokens(logits, draws_behind(draw, drafts), eos_token_ids))
+
+
+def check_finite(logits: NDArray[np.float32], draws: Sequence[Draw]) -> None:
+    """Raises WorkerLost if a logit is NaN or infinite; names the first row's draw."""
     # A sum is not finite if a term is not; only then is it worth looking at every number.
     if np.isfinite(logits.sum(axis=1, dtype=np.float64)).all():
         return
@@ -85,35 +116,62 @@ def masked_token_ids(draw: Draw, eos_token_ids: tuple[int, ...], vocab_size: int
 
 def choose_token(logits: NDArray[np.float32], draw: Draw, masked: list[int]) -> int:
     """Choose from one row of finite logits. If every token is masked, the mask is void: some token must come."""
-    allowed = np.ones(len(logits), dtype=bool)
-    allowed[masked] = False
-    candidates = np.flatnonzero(allowed if allowed.any() else ~allowed)
-    values = logits[candidates].astype(np.float64)
     sampling = draw.sampling
+    values = _adjusted(logits, draw)
+    candidates: NDArray[np.intp] | None = None
+    if masked and len(masked) < len(values):
+        allowed = np.ones(len(values), dtype=bool)
+        allowed[masked] = False
+        candidates = np.flatnonzero(allowed)
+        values = values[candidates]
     if sampling.temperature <= 0:
-        return int(candidates[values.argmax()])
-    kept, shares = _filtered(values, sampling)
-    cumulative = shares.cumsum()
-    target = uniform(sampling.seed, draw.position) * cumulative[-1]
-    chosen = min(int(cumulative.searchsorted(target, side="right")), len(cumulative) - 1)
-    return int(candidates[kept[chosen]])
+        chosen = int(values.argmax())
+    else:
+        kept, shares = _filtered(values, sampling)
+        cumulative = shares.cumsum()
+        target = uniform(sampling.seed, draw.position) * cumulative[-1]
+        place = min(int(cumulative.searchsorted(target, side="right")), len(cumulative) - 1)
+        chosen = int(kept[place])
+    return chosen if candidates is None else int(candidates[chosen])
+
+
+def _adjusted(logits: NDArray[np.float32], draw: Draw) -> NDArray[np.float64]:
+    """Logits as the request wants them: penalties for what it has said, and biases."""
+    sampling, values = draw.sampling, logits.astype(np.float64)
+    if needs_own_tokens(sampling):
+        tokens = np.array(draw.token_ids[: draw.position], dtype=np.int64)
+        assert len(tokens) == draw.position, f"{len(tokens)} tokens before position {draw.position}"
+        if sampling.repetition_penalty != 1.0:
+            seen = np.unique(tokens)
+            before = values[seen]
+            penalty = sampling.repetition_penalty
+            values[seen] = np.where(before > 0, before / penalty, before * penalty)
+        said, counts = np.unique(tokens[draw.num_prompt_tokens :], return_counts=True)
+        values[said] -= sampling.presence_penalty + counts * sampling.frequency_penalty
+    if sampling.logit_bias:
+        biased, biases = zip(*sampling.logit_bias, strict=True)
+        values[list(biased)] += biases
+    return values
 
 
 def _filtered(values: NDArray[np.float64], sampling: Sampling) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Which values remain, in id order, and their shares (unnormalised). At least the largest remains."""
+    """Which values remain, in id order, and their shares (unnormalised; the largest is 1). At least the largest remains."""
     kept = np.arange(len(values))
     if 0 < sampling.top_k < len(values):
-        kept = _largest(values, sampling.top_k)
+        kept = largest(values, sampling.top_k)
     # Subtracting the largest first makes any temperature safe: the exponent is never above 0, and never inf / inf.
     with np.errstate(over="ignore", under="ignore"):
         shares = np.exp((values[kept] - values[kept].max()) / sampling.temperature)
     if sampling.top_p < 1:
         nucleus = _nucleus(shares, sampling.top_p)
         kept, shares = kept[nucleus], shares[nucleus]
+    if sampling.min_p > 0:
+        likely = np.flatnonzero(shares >= sampling.min_p)
+        kept, shares = kept[likely], shares[likely]
     return kept, shares
 
 
-def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     """Indices of the `count` largest, ascending; of equals, the lower index."""
     least = np.partition(values, len(values) - count)[len(values) - count]
     above = np.flatnonzero(values > least)

@@ -8,9 +8,11 @@ never written, or forgets a rejected token is caught by what the worker reads, a
 """
 
 import time
+from itertools import chain
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
 from refold.journal.events import EngineConfig, Sampling
+from refold.journal.surprisals import EntrySurprisals
 
 _MASK = (1 << 64) - 1
 
@@ -27,6 +29,19 @@ def simulated_token(sampling: Sampling, position: int, num_prompt_tokens: int, c
     while token % config.vocab_size in masked:
         token = _mix(token)
     return token % config.vocab_size
+
+
+def simulated_surprisals(seed: int, position: int, token_id: int, num_top: int, vocab_size: int) -> list[int]:
+    """What a model could have thought of a token, a pure function of all that; see `refold.journal.surprisals`.
+
+    The token is among the three likeliest; the less likely, the more surprising.
+    """
+    noise = _mix((seed << 21) ^ position)
+    rank = 1 + noise % min(3, vocab_size)
+    surprisals = [1 + (noise >> 8) % 500_000 + place * (1 + (noise >> 32) % 900_000) for place in range(20)]
+    others = [other % vocab_size for other in range(token_id + 1, token_id + vocab_size)]
+    top = [*others[: rank - 1], token_id, *others[rank - 1 :]][: min(num_top, vocab_size)]
+    return [rank, surprisals[rank - 1], *(n for pair in zip(top, surprisals, strict=False) for n in pair)]
 
 
 def _mix(x: int) -> int:
@@ -102,7 +117,13 @@ class SimulatedWorker:
             positions.append(len(slot.tokens) - len(sampled) if sampled else -1)
             token_ids += sampled
         return StepOutput(
-            step=scheduled.step, generation=order.generation, counts=counts, token_ids=token_ids, positions=positions
+            step=scheduled.step,
+            generation=order.generation,
+            counts=counts,
+            token_ids=token_ids,
+            positions=positions,
+            logprobs=self._logprobs(scheduled.handles, counts),
+            prompt_logprobs=self._prompt_logprobs(scheduled.handles, positions),
         )
 
     def close(self) -> None:
@@ -159,6 +180,31 @@ class SimulatedWorker:
 
     def _token(self, slot: _Slot, position: int) -> int:
         return simulated_token(slot.sampling, position, slot.num_prompt_tokens, self._config)
+
+    def _logprobs(self, handles: list[int], counts: list[int]) -> list[EntrySurprisals]:
+        told = []
+        for entry, handle in enumerate(handles):
+            slot = self._slots[handle]
+            if slot.sampling.logprobs is not None and counts[entry]:
+                known = len(slot.tokens)
+                told.append(self._told(entry, slot, range(known - counts[entry], known), slot.sampling.logprobs))
+        return told
+
+    def _prompt_logprobs(self, handles: list[int], positions: list[int]) -> list[EntrySurprisals]:
+        told = []
+        for entry, handle in enumerate(handles):
+            slot = self._slots[handle]
+            if slot.sampling.prompt_logprobs is not None and positions[entry] == slot.num_prompt_tokens:
+                prompt = range(1, slot.num_prompt_tokens)
+                told.append(self._told(entry, slot, prompt, slot.sampling.prompt_logprobs))
+        return told
+
+    def _told(self, entry: int, slot: _Slot, positions: range, num_top: int) -> EntrySurprisals:
+        size, seed = self._config.vocab_size, slot.sampling.seed
+        numbers = chain.from_iterable(
+            simulated_surprisals(seed, position, slot.tokens[position], num_top, size) for position in positions
+        )
+        return EntrySurprisals(entry=entry, num_top=min(num_top, size), surprisals=list(numbers))
 
     def _read_back(self, slot: _Slot) -> None:
         block_size = self._config.block_size

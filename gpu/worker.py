@@ -16,18 +16,22 @@ import platform
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
 from refold.gpu.company import Room
 from refold.gpu.digest import digest_rows
 from refold.gpu.drafting import DraftIndex
+from refold.gpu.logprobs import entry_surprisals, surprisals
 from refold.gpu.model_runner import Entry, ModelRunner
-from refold.gpu.sampler import Draw, choose_tokens
+from refold.gpu.sampler import Draw, accepted_run, check_finite, choose_tokens, draws_behind
 from refold.gpu.trusted_runner import trusted_runner
 from refold.gpu.weights import ModelDescription, load_weights
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Sampling, StepScheduled
+from refold.journal.surprisals import EntrySurprisals
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -35,7 +39,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Slot:
     """A running request as its worker knows it: all tokens, the block table, and how far the cache reaches."""
 
-    __slots__ = ("block_ids", "drafter", "num_computed_tokens", "num_prompt_tokens", "sampling", "token_ids")
+    __slots__ = (
+        "block_ids",
+        "drafter",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "prompt_surprisals",
+        "sampling",
+        "token_ids",
+    )
 
     def __init__(self, admitted: AdmittedRequest, num_computed_tokens: int) -> None:
         self.token_ids = list(admitted.token_ids)
@@ -44,16 +56,26 @@ class Slot:
         self.num_prompt_tokens = admitted.num_prompt_tokens
         self.sampling: Sampling = admitted.sampling
         self.drafter = DraftIndex()
+        # None: nobody asks, or it was told with the first output.
+        asks = admitted.sampling.prompt_logprobs is not None and len(self.token_ids) == self.num_prompt_tokens
+        self.prompt_surprisals: list[int] | None = [] if asks else None
+        assert not asks or not num_computed_tokens, (
+            f"handle {admitted.handle}: a prompt to tell of, and a part not computed"
+        )
 
 
 class _Planned(NamedTuple):
-    """An entry of the order with the slot that it advances, up to `stop`; the drafts are for the positions from there on."""
+    """An entry of the order with the slot that it advances, up to `stop`; the drafts are for the positions from there on.
+
+    `num_prompt_rows`: so many rows of logits come before those that it samples from, to tell of the prompt.
+    """
 
     handle: int
     slot: Slot
     stop: int
     samples: bool
     drafts: list[int]
+    num_prompt_rows: int
 
 
 class TorchWorker:
@@ -86,11 +108,11 @@ class TorchWorker:
         """Run one step to its end. Raises AssertionError for an order that doesn't fit, WorkerLost for bad numbers."""
         assert self._runner is not None, "the worker is closed"
         planned = self._plan(order)
-        logits = self._runner.run([_entry(each) for each in planned])
+        logits = _read_prompts(planned, self._runner.run([_entry(each) for each in planned]).numpy())
         draws = [draw for each in planned if each.samples for draw in _draws(each)]
-        chosen = iter(choose_tokens(logits.numpy(), draws, self._config.eos_token_ids))
-        sampled = [self._advance(each, list(islice(chosen, _num_logits(each)))) for each in planned]
-        digests = digest_rows(logits.numpy()) if self._config.record_logits is True else []
+        chosen = iter(choose_tokens(logits, draws, self._config.eos_token_ids))
+        sampled = [self._advance(each, list(islice(chosen, _num_draws(each)))) for each in planned]
+        digests = digest_rows(logits) if self._config.record_logits is True else []
         return StepOutput(
             step=order.scheduled.step,
             generation=order.generation,
@@ -98,12 +120,14 @@ class TorchWorker:
             token_ids=[token for tokens in sampled for token in tokens],
             positions=[each.stop if each.samples else -1 for each in planned],
             digests=_of_tokens(digests, planned, sampled) if digests else [],
+            logprobs=_logprobs(planned, sampled, logits),
+            prompt_logprobs=_prompt_logprobs(planned, self._config.vocab_size),
         )
 
     def _advance(self, planned: _Planned, chosen: list[int]) -> list[int]:
         """Roll a slot forward: returns what the entry sampled, the accepted drafts and the token behind them."""
         slot, vocab_size = planned.slot, self._config.vocab_size
-        sampled = chosen[: _num_accepted(planned.drafts, chosen) + 1]
+        sampled = accepted_run(planned.drafts, chosen) if planned.samples else []
         for token in sampled:
             assert 0 <= token < vocab_size, f"sampled token {token} of {vocab_size}"
         slot.token_ids += sampled
@@ -177,7 +201,8 @@ class TorchWorker:
         assert end <= self._config.max_model_len, f"handle {handle}: up to {end} of {self._config.max_model_len}"
         room = len(slot.block_ids) * self._config.block_size
         assert end <= room, f"handle {handle}: up to {end}, but its blocks hold {room}"
-        return _Planned(handle, slot, stop, not chunk, self._drafts(slot, num_drafts, given))
+        num_prompt_rows = 0 if slot.prompt_surprisals is None else stop - start - (not chunk)
+        return _Planned(handle, slot, stop, not chunk, self._drafts(slot, num_drafts, given), num_prompt_rows)
 
     def _drafts(self, slot: Slot, count: int, given: list[int] | None) -> list[int]:
         """The scheduler's drafts, or up to `count` of the worker's own: a guess that it doesn't have costs no row."""
@@ -192,33 +217,75 @@ class TorchWorker:
 def _entry(planned: _Planned) -> Entry:
     slot = planned.slot
     first = slot.num_computed_tokens
-    return Entry([*slot.token_ids[first : planned.stop], *planned.drafts], first, slot.block_ids, _num_logits(planned))
+    tokens = [*slot.token_ids[first : planned.stop], *planned.drafts]
+    return Entry(tokens, first, slot.block_ids, planned.num_prompt_rows + _num_draws(planned))
 
 
-def _num_logits(planned: _Planned) -> int:
+def _num_draws(planned: _Planned) -> int:
     return 1 + len(planned.drafts) if planned.samples else 0
 
 
 def _draws(planned: _Planned) -> list[Draw]:
     """One for each row of logits: the token behind the known ones, and the one behind each draft if all before it are right."""
     slot = planned.slot
-    positions = range(planned.stop, planned.stop + _num_logits(planned))
-    return [Draw(planned.handle, position, slot.num_prompt_tokens, slot.sampling) for position in positions]
+    draw = Draw(planned.handle, planned.stop, slot.num_prompt_tokens, slot.sampling, slot.token_ids)
+    return draws_behind(draw, planned.drafts)
 
 
 def _of_tokens(digests: list[int], planned: list[_Planned], sampled: list[list[int]]) -> list[int]:
     """Of the digests of all rows of logits, those of rows that a token was chosen from: rows behind a rejected draft are void."""
     rows = iter(digests)
-    kept = [list(islice(rows, _num_logits(each)))[: len(tokens)] for each, tokens in zip(planned, sampled, strict=True)]
+    kept = [list(islice(rows, _num_draws(each)))[: len(tokens)] for each, tokens in zip(planned, sampled, strict=True)]
     return [digest for of_entry in kept for digest in of_entry]
 
 
-def _num_accepted(drafts: list[int], chosen: list[int]) -> int:
-    """How many drafts, from the first on, are what was chosen in their place."""
-    accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == chosen[accepted]:
-        accepted += 1
-    return accepted
+def _read_prompts(planned: list[_Planned], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Take note of what the logits say of prompts; returns the rows that tokens are sampled from."""
+    if not any(each.num_prompt_rows for each in planned):
+        return logits
+    sampled: list[int] = []
+    row = 0
+    for each in planned:
+        _read_prompt(each, logits[row : row + each.num_prompt_rows])
+        row += each.num_prompt_rows
+        sampled += range(row, row + _num_draws(each))
+        row += _num_draws(each)
+    return logits[sampled]
+
+
+def _read_prompt(planned: _Planned, rows: NDArray[np.float32]) -> None:
+    slot, top = planned.slot, planned.slot.sampling.prompt_logprobs
+    if not len(rows) or slot.prompt_surprisals is None or top is None:
+        return
+    first = slot.num_computed_tokens + 1
+    tokens = slot.token_ids[first : first + len(rows)]
+    draws = [Draw(planned.handle, first + i, slot.num_prompt_tokens, slot.sampling) for i in range(len(rows))]
+    check_finite(rows, draws)
+    for row, token in zip(rows, tokens, strict=True):
+        slot.prompt_surprisals += surprisals(row, token, top)
+
+
+def _logprobs(planned: list[_Planned], sampled: list[list[int]], logits: NDArray[np.float32]) -> list[EntrySurprisals]:
+    """What the rows that tokens were sampled from say of them, for those who ask."""
+    told: list[EntrySurprisals] = []
+    row = 0
+    for entry, (each, tokens) in enumerate(zip(planned, sampled, strict=True)):
+        top = each.slot.sampling.logprobs
+        if tokens and top is not None:
+            told.append(entry_surprisals(entry, logits[row : row + len(tokens)], tokens, top))
+        row += _num_draws(each)
+    return told
+
+
+def _prompt_logprobs(planned: list[_Planned], vocab_size: int) -> list[EntrySurprisals]:
+    """What is known of prompts that are computed to their end; told once."""
+    told: list[EntrySurprisals] = []
+    for entry, each in enumerate(planned):
+        numbers, top = each.slot.prompt_surprisals, each.slot.sampling.prompt_logprobs
+        if each.samples and numbers is not None and top is not None:
+            told.append(EntrySurprisals(entry=entry, num_top=min(top, vocab_size), surprisals=numbers))
+            each.slot.prompt_surprisals = None
+    return told
 
 
 def _check_columns(scheduled: StepScheduled) -> None:

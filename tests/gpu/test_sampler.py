@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from refold.gpu.sampler import Draw, _largest, _nucleus, choose_tokens, philox, uniform
+from refold.gpu.logprobs import surprisals
+from refold.gpu.noise import child_seed, philox, uniform
+from refold.gpu.sampler import Draw, _nucleus, choose_tokens, largest, verify_drafts
 from refold.journal.errors import WorkerLost
 from refold.journal.events import Sampling
+from tests.gpu.sampler_campaign import count_differences
 
 EOS = (2,)
 DIGITS_OF_PI = (0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89)
@@ -151,7 +154,7 @@ VALUES = arrays(np.float64, st.integers(1, 40), elements=st.sampled_from([0.0, 0
 def test_the_largest_are_those_of_a_stable_sort(values: np.ndarray, count: int) -> None:
     count = min(count, len(values))
     naive = sorted(sorted(range(len(values)), key=lambda index: -values[index])[:count])
-    assert _largest(values, count).tolist() == naive
+    assert largest(values, count).tolist() == naive
 
 
 @given(shares=arrays(np.float64, st.integers(1, 40), elements=st.floats(1e-12, 1)), top_p=st.floats(0.01, 0.99))
@@ -164,3 +167,189 @@ def test_the_nucleus_is_the_fewest_largest_that_reach_top_p(shares: np.ndarray, 
     assert mass >= top_p * shares.sum() * (1 - 1e-9)
     assert mass - shares[kept].min() <= top_p * shares.sum() * (1 + 1e-9)
     assert not len(rest) or shares[rest].max() <= shares[kept].min()
+
+
+# -- penalties, biases, min-p -----------------------------------------------------------------------------------------
+
+CONTEXT = (3, 0, 3, 5, 3)  # a prompt of two tokens, then three outputs
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    number, seen = counts.sum(), expected > 0
+    assert not counts[~seen].any(), "a token came that can't"
+    return float(((counts[seen] - number * expected[seen]) ** 2 / (number * expected[seen])).sum())
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shares = np.exp(logits - logits.max())
+    return shares / shares.sum()
+
+
+LOGITS = np.array([1.2, -0.7, 0.4, 2.0, -1.5, 0.9])
+
+
+def adjusted(repetition: float = 1.0, presence: float = 0.0, frequency: float = 0.0, bias: dict = {}) -> np.ndarray:  # noqa: B006
+    """By the definitions, one token after the other."""
+    prompt, outputs, values = CONTEXT[:2], CONTEXT[2:], []
+    for token, logit in enumerate(LOGITS):
+        value = logit
+        if token in (*prompt, *outputs):
+            value = value / repetition if value > 0 else value * repetition
+        value -= presence * (token in outputs) + frequency * outputs.count(token)
+        values.append(value + bias.get(token, 0.0))
+    return np.array(values)
+
+
+def kept(shares: np.ndarray, *tokens: int) -> np.ndarray:
+    left = np.zeros_like(shares)
+    left[list(tokens)] = shares[list(tokens)]
+    return left / left.sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"repetition_penalty": 1.8}, softmax(adjusted(repetition=1.8))),
+        ({"repetition_penalty": 0.5}, softmax(adjusted(repetition=0.5))),
+        ({"presence_penalty": 1.1}, softmax(adjusted(presence=1.1))),
+        ({"presence_penalty": -2.0}, softmax(adjusted(presence=-2.0))),
+        ({"frequency_penalty": 0.8}, softmax(adjusted(frequency=0.8))),
+        ({"logit_bias": ((1, 2.5), (3, -3.0))}, softmax(adjusted(bias={1: 2.5, 3: -3.0}))),
+        ({"min_p": 0.3}, kept(softmax(LOGITS), 0, 3, 5)),
+        ({"min_p": 1.0}, kept(softmax(LOGITS), 3)),
+        ({"min_p": 0.4, "temperature": 2.0}, kept(softmax(LOGITS / 2), 0, 2, 3, 5)),
+        (
+            {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4, "logit_bias": ((4, 3.0),)},
+            softmax(adjusted(1.3, 0.5, 0.4, {4: 3.0})),
+        ),
+        (
+            {"frequency_penalty": 1.0, "top_k": 3, "min_p": 0.35},
+            kept(softmax(adjusted(frequency=1.0)), 0, 2),
+        ),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_tokens_come_as_often_as_the_definitions_say(options: dict, expected: np.ndarray) -> None:
+    number, logits = 2_500, LOGITS.astype(np.float32)[None]
+    draws = [
+        Draw(0, 5, 2, Sampling(**{"seed": seed, "max_tokens": 9, "temperature": 1.0} | options), CONTEXT)  # type: ignore[arg-type]
+        for seed in range(number)
+    ]
+    drawn = [choose_tokens(logits, [each], EOS)[0] for each in draws]
+    counts = np.bincount(drawn, minlength=len(LOGITS))
+    assert chi_square(counts, expected) < 20.5, "chi-square, at most 5 degrees of freedom, p = 0.001"
+
+
+def test_greedy_hears_penalties_and_biases_too() -> None:
+    def greedy(**options: object) -> int:
+        sampling = Sampling(seed=0, max_tokens=9, **options)  # type: ignore[arg-type]
+        return choose_tokens(LOGITS.astype(np.float32)[None], [Draw(0, 5, 2, sampling, CONTEXT)], EOS)[0]
+
+    assert greedy() == 3
+    assert greedy(presence_penalty=1.5) == 0
+    assert greedy(repetition_penalty=1.9) == 3
+    assert greedy(logit_bias=((1, 3.0),)) == 1
+    assert greedy(logit_bias=((3, -100.0),)) == 0
+
+
+def test_a_penalty_without_the_tokens_is_refused() -> None:
+    with pytest.raises(AssertionError, match="0 tokens before position 10"):
+        choose([0.0, 1.0], presence_penalty=1.0)
+
+
+# -- drafts -----------------------------------------------------------------------------------------------------------
+
+
+def test_rejection_sampling_keeps_the_target_distribution() -> None:
+    """Of the first token whatever the draft is; of the second, given that the draft was accepted."""
+    first, second = SHARES, np.array([0.1, 0.3, 0.2, 0.2, 0.15, 0.05])
+    logits, number = np.log(np.stack([first, second])).astype(np.float32), 3_000
+    for drafted in (0, 3):
+        runs = [verify_drafts(logits, [drafted], draw(7, seed=seed), EOS) for seed in range(number)]
+        accepted = [run for run in runs if len(run) == 2]
+        assert all(run[0] == drafted for run in accepted)
+        assert all(run[0] != drafted for run in runs if len(run) == 1)
+        counts = np.bincount([run[0] for run in runs], minlength=6)
+        assert chi_square(counts, first) < 20.5, "chi-square, 5 degrees of freedom, p = 0.001"
+        counts = np.bincount([run[1] for run in accepted], minlength=6)
+        assert chi_square(counts, second) < 20.5
+        assert abs(len(accepted) / number - first[drafted]) < 0.03
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.0, "repetition_penalty": 1.4},
+        {"frequency_penalty": 1.0, "min_p": 0.1},
+    ],
+    ids=str,
+)
+def test_with_drafts_the_output_is_the_same_to_the_token(options: dict) -> None:
+    """A toy model whose logits depend on the last two tokens; drafts right, wrong and half right."""
+    model = np.random.default_rng(8).standard_normal((12, 12, 12)).astype(np.float32) * 1.5
+    noise = np.random.default_rng(9)
+
+    def logits_after(tokens: list[int]) -> np.ndarray:
+        return model[tokens[-2], tokens[-1]]
+
+    def next_draw(tokens: list[int], seed: int) -> Draw:
+        return draw(len(tokens), prompt=2, seed=seed, **options)._replace(token_ids=tokens)
+
+    num_accepted = 0
+    for seed in range(12):
+        plain = [1, 4]
+        while len(plain) < 40:
+            plain += choose_tokens(logits_after(plain)[None], [next_draw(plain, seed)], EOS)
+        drafted = [1, 4]
+        while len(drafted) < 40:
+            right = plain[len(drafted) : len(drafted) + 3]
+            drafts = [token if noise.random() < 0.7 else int(noise.integers(12)) for token in right]
+            rows = np.stack([logits_after([*drafted, *drafts[:ahead]]) for ahead in range(len(drafts) + 1)])
+            run = verify_drafts(rows, drafts, next_draw(drafted, seed), EOS)
+            num_accepted += len(run) - 1
+            drafted += run
+        assert drafted[:40] == plain[:40]
+    assert num_accepted > 50
+
+
+# -- mixes ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_mix_changes_a_token() -> None:
+    compared, differ = count_differences(300, seed=4, num_requests=40)
+    assert compared > 1_500
+    assert differ == 0
+
+
+# -- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def test_surprisals_are_those_of_the_models_own_logits() -> None:
+    rank, chosen, *top = surprisals(LOGITS.astype(np.float32), 5, 3)
+    expected = -np.log(softmax(LOGITS.astype(np.float32).astype(np.float64))) * 1e6
+    assert rank == 3
+    assert chosen == round(expected[5])
+    assert top == [3, round(expected[3]), 0, round(expected[0]), 5, round(expected[5])]
+    assert surprisals(LOGITS.astype(np.float32), 4, 0) == [6, round(expected[4])]
+
+
+def test_of_equals_the_first_comes_first_and_both_have_one_rank() -> None:
+    assert surprisals(np.array([1, 5, 5, 0], dtype=np.float32), 2, 2)[0] == 1
+    assert surprisals(np.array([1, 5, 5, 0], dtype=np.float32), 2, 2)[2::2] == [1, 2]
+
+
+def test_certainty_and_the_impossible_can_be_written() -> None:
+    extreme = np.array([3e38, -3e38, 0], dtype=np.float32)
+    assert surprisals(extreme, 0, 1) == [1, 0, 0, 0]
+    assert surprisals(extreme, 1, 0) == [3, 2**62]
+    assert len(surprisals(extreme, 0, 20)) == 2 + 2 * 3
+
+
+def test_children_have_seeds_that_are_no_neighbours() -> None:
+    seeds = {child_seed(seed, child) for seed in range(40) for child in range(40)}
+    assert len(seeds) == 1600
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert uniform(child_seed(5, 0), 3) != uniform(5, 3)
+    assert uniform(5, 3, draw=1) != uniform(5, 3)
