@@ -40,6 +40,11 @@ class Sampling(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_default
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    @property
+    def asks_logprobs(self) -> bool:
+        """Whether any log-probabilities are wanted."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
 
 class EngineConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """All that decisions depend on. Written whole (defaults too): a journal explains itself.

@@ -18,13 +18,16 @@ from refold.journal.events import (
     ContentRedacted,
     Event,
     FinishReason,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
     RequestFinished,
     RequestSubmitted,
     SessionExtended,
     SessionTurnEnded,
     StaleOutputConsumed,
 )
+from refold.journal.surprisals import numbers_per_token
 
 MAX_FINISHED = 10_000
 
@@ -45,6 +48,9 @@ class Output:
 
     Of a session, `num_turns` counts the inputs that it got, and `turn_ends` are the ends of those that are over; the last turn
     of a session that is closed meanwhile ends with the request, and isn't among them. `is_redacted`: its tokens were erased.
+
+    `surprisals` holds the numbers of output tokens by index, where somebody asked, and `prompt_surprisals` those of the prompt,
+    from its second token on; None until they are there. `prompt_token_ids` is kept only to tell which tokens these are.
     """
 
     __slots__ = (
@@ -55,8 +61,11 @@ class Output:
         "message",
         "num_prompt_tokens",
         "num_turns",
+        "prompt_surprisals",
+        "prompt_token_ids",
         "request_id",
         "stop_token_id",
+        "surprisals",
         "token_ids",
         "turn_ends",
     )
@@ -73,6 +82,10 @@ class Output:
         self.is_redacted = False
         self.num_turns = 1
         self.turn_ends: list[TurnEnd] = []
+        self.surprisals: dict[int, list[int]] = {}
+        self.prompt_surprisals: list[list[int]] | None = None
+        asks = event.sampling.prompt_logprobs is not None
+        self.prompt_token_ids: list[int] = list(event.prompt_token_ids) if asks else []
 
     def turn_of(self, index: int) -> int:
         """The number of the turn that output index `index` belongs to, or will."""
@@ -136,6 +149,22 @@ class Outbox:
             offset += count
         return changed
 
+    def _logprobs(self, event: LogprobsDelivered) -> list[Output]:
+        start = 0
+        columns = zip(event.handles, event.first_output_indices, event.counts, event.num_top, strict=True)
+        for handle, first, count, num_top in columns:
+            size = numbers_per_token(num_top)
+            stop = start + count * size
+            told = _by_token(event.surprisals[start:stop], size)
+            self.by_handle[handle].surprisals |= zip(range(first, first + count), told, strict=False)
+            start = stop
+        return []
+
+    def _prompt_logprobs(self, event: PromptLogprobsDelivered) -> list[Output]:
+        output = self.by_handle[event.handle]
+        output.prompt_surprisals = _by_token(event.surprisals, numbers_per_token(event.num_top))
+        return [output]
+
     def _append_one(self, handle: int, index: int, token_id: int) -> Output:
         """`_append` for the steady decode, where it is most of what delivery costs."""
         output = self.by_handle[handle]
@@ -180,6 +209,7 @@ class Outbox:
             assert output.finish_reason is not None, f"{output.request_id!r} is redacted before its end"
             output.is_redacted = True
             output.token_ids = []
+            output.surprisals, output.prompt_surprisals, output.prompt_token_ids = {}, None, []
         return outputs
 
     def _forget(self, output: Output) -> None:
@@ -188,10 +218,16 @@ class Outbox:
             del self.by_id[output.request_id]
 
 
+def _by_token(numbers: list[int], size: int) -> list[list[int]]:
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+
 _OBSERVERS: dict[type[Event], Callable[[Outbox, Any], list[Output]]] = {
     RequestSubmitted: Outbox._submitted,  # noqa: SLF001 - the table of this module's own methods
     OutputDelivered: Outbox._delivered,  # noqa: SLF001
     StaleOutputConsumed: Outbox._stale_consumed,  # noqa: SLF001
+    LogprobsDelivered: Outbox._logprobs,  # noqa: SLF001
+    PromptLogprobsDelivered: Outbox._prompt_logprobs,  # noqa: SLF001
     SessionExtended: Outbox._session_extended,  # noqa: SLF001
     SessionTurnEnded: Outbox._turn_ended,  # noqa: SLF001
     RequestFinished: Outbox._request_finished,  # noqa: SLF001

@@ -130,9 +130,12 @@ class Request:
 
 
 class RequestTable:
-    """All requests that the engine still has to do with, by handle, in order of admission; `sessions` are the live sessions."""
+    """All requests that the engine still has to do with, by handle, in order of admission; `sessions` are the live sessions.
 
-    __slots__ = ("by_handle", "finished_ids", "handle_by_id", "next_handle", "sessions")
+    `asking` are those that want log-probabilities.
+    """
+
+    __slots__ = ("asking", "by_handle", "finished_ids", "handle_by_id", "next_handle", "sessions")
 
     def __init__(self) -> None:
         self.by_handle: dict[int, Request] = {}
@@ -140,6 +143,7 @@ class RequestTable:
         self.finished_ids: deque[str] = deque()
         self.next_handle = 1
         self.sessions: dict[int, Request] = {}
+        self.asking: set[int] = set()
 
     def live(self) -> list[Request]:
         """Requests that have not finished, in order of admission."""
@@ -352,6 +356,7 @@ def forget_if_drained(table: RequestTable, request: Request) -> None:
     """Drop a finished request that nothing in flight names any more."""
     if request.status is FINISHED and request.num_in_flight_tokens == 0:
         del table.by_handle[request.handle]
+        table.asking.discard(request.handle)
 
 
 def extend_block_hashes(request: Request, block_size: int) -> None:

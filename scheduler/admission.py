@@ -13,6 +13,11 @@ from refold.scheduler.trials import content_digest
 MAX_REQUEST_ID_CHARS = 256
 MAX_SALT_CHARS = 256
 MAX_NAME_CHARS = 256
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
 
 
 def submit_request(state: State, command: SubmitRequest) -> list[Event]:
@@ -26,7 +31,7 @@ def submit_request(state: State, command: SubmitRequest) -> list[Event]:
     _check_identity(state, command)
     _check_prompt(command, state.config)
     _check_media(command, state.config, _sizes_in_use(state) if command.media else {})
-    check_sampling(command.request_id, command.sampling)
+    check_sampling(command.request_id, command.sampling, state.config, resumable=command.resumable)
     _check_fits(command, state.config)
     if state.suspicion.quarantined:
         _check_quarantine(state, command)
@@ -143,15 +148,47 @@ def _check_media(command: SubmitRequest, config: EngineConfig, sizes: dict[str, 
         end = media.start + media.num_tokens
 
 
-def check_sampling(request_id: str, sampling: Sampling) -> None:
+def check_sampling(request_id: str, sampling: Sampling, config: EngineConfig, *, resumable: bool) -> None:
     """Refuse parameters out of range."""
+    biased = [token for token, _ in sampling.logit_bias]
+    penalties = [(name, getattr(sampling, name)) for name in ("presence_penalty", "frequency_penalty")]
+    numbers = [(name, getattr(sampling, name)) for name in ("logprobs", "prompt_logprobs")]
     checks = (
         (1 <= sampling.max_tokens < 2**31, f"max_tokens is {sampling.max_tokens}; give at least 1"),
         (0 <= sampling.min_tokens <= sampling.max_tokens, f"min_tokens is {sampling.min_tokens}; give 0 to max_tokens"),
         (0.0 <= sampling.temperature < float("inf"), f"temperature is {sampling.temperature}; give 0 or more"),
         (0.0 < sampling.top_p <= 1.0, f"top_p is {sampling.top_p}; give more than 0 and at most 1"),
         (0 <= sampling.top_k < 2**31, f"top_k is {sampling.top_k}; give 0 (no limit) or more"),
+        (0.0 <= sampling.min_p <= 1.0, f"min_p is {sampling.min_p}; give 0 to 1"),
         (0 <= sampling.seed < 2**63, f"seed is {sampling.seed}; give 0 to 2^63 - 1"),
+        (
+            MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"repetition_penalty is {sampling.repetition_penalty}; give {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}",
+        ),
+        *(
+            (-MAX_PENALTY <= value <= MAX_PENALTY, f"{name} is {value}; give -{MAX_PENALTY:g} to {MAX_PENALTY:g}")
+            for name, value in penalties
+        ),
+        (
+            len(biased) <= MAX_BIASES and biased == sorted(set(biased)),
+            f"logit_bias has {len(biased)} tokens; give at most {MAX_BIASES}, in ascending order, each once",
+        ),
+        (
+            all(0 <= token < config.vocab_size for token in biased),
+            f"logit_bias names a token that is none of the model's {config.vocab_size}",
+        ),
+        (
+            all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in sampling.logit_bias),
+            f"logit_bias has a bias beyond {MAX_BIAS:g}; give -{MAX_BIAS:g} to {MAX_BIAS:g}",
+        ),
+        *(
+            (value is None or 0 <= value <= MAX_LOGPROBS, f"{name} is {value}; give 0 to {MAX_LOGPROBS}, or none")
+            for name, value in numbers
+        ),
+        (
+            sampling.prompt_logprobs is None or not resumable,
+            "a session has no prompt_logprobs: its prompt comes in turns; leave them out",
+        ),
     )
     for holds, complaint in checks:
         if not holds:

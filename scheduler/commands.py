@@ -7,6 +7,7 @@ Time, randomness and identity come in with the command, drawn by the shell. A co
 import msgspec
 
 from refold.journal.events import EngineConfig, Media, PauseMode, Sampling
+from refold.journal.surprisals import EntrySurprisals
 
 
 class Command(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -143,6 +144,8 @@ class CompleteStep(Command, frozen=True):
     refused_entries: list[int] = []
     time_ns: int = 0
     digests: list[int] = []
+    logprobs: list[EntrySurprisals] = []
+    prompt_logprobs: list[EntrySurprisals] = []
 
 
 class RedactContent(Command, frozen=True):

@@ -24,6 +24,7 @@ from refold.journal.events import (
 from refold.projections.requests import Request
 from refold.projections.steps import InFlightStep
 from refold.scheduler.commands import CompleteStep
+from refold.scheduler.logprobs import with_logprobs
 from refold.scheduler.state import State
 
 
@@ -56,10 +57,13 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
     step = _expected_step(state, command)
     _check_shape(step, command, state.config.vocab_size)
     events = _completed(step, command)
+    if state.requests.asking or command.logprobs or command.prompt_logprobs:
+        events = with_logprobs(step, command, state.config.vocab_size, events)
     return [_logits_recorded(step, command), *events] if command.digests else events
 
 
 def _completed(step: InFlightStep, command: CompleteStep) -> list[Event]:
+    """The facts of a step whose answer has the right shape."""
     if not (step.stale or command.refused_entries):
         simple = not (step.chunk_entries or step.num_drafts)
         return _complete_decode(step, command) if simple else _complete_current(step, command)

@@ -178,6 +178,9 @@ class OutputImage(Image):
     stop_token_id: int | None
     token_ids: list[int]
     turn_ends: list[tuple[int, FinishReason, int | None]]
+    surprisals: dict[int, list[int]]
+    prompt_surprisals: list[list[int]] | None
+    prompt_token_ids: list[int]
 
 
 class TotalsImage(Image):
@@ -215,7 +218,7 @@ class Imaged(NamedTuple):
 IMAGES: dict[type, Imaged] = {
     State: Imaged(StateImage, extra=frozenset({"drained"})),
     Request: Imaged(RequestImage),
-    RequestTable: Imaged(RequestTableImage),
+    RequestTable: Imaged(RequestTableImage, derived=frozenset({"asking"})),
     Queues: Imaged(QueuesImage),
     BlockPool: Imaged(BlockPoolImage, derived=frozenset({"block_by_hash"})),
     EncoderCache: Imaged(EncoderCacheImage),

@@ -15,8 +15,11 @@ _is_block = (0).__le__  # what a look-up answers; -1 where there is none
 
 
 def prefix_hit(plan: Plan, request: Request) -> Hit:
-    """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from."""
-    if request.block_ids:
+    """Blocks that hold the longest known prefix, at most all tokens but one: something must be computed to sample from.
+
+    Whoever wants the log-probabilities of its prompt, and has no output yet, computes all of it.
+    """
+    if request.block_ids or (request.sampling.prompt_logprobs is not None and not request.num_output_tokens):
         return NO_HIT
     known = _known_prefix(plan, request)
     if not plan.free.released and 0 not in map(plan.state.pool.ref_counts.__getitem__, known):

@@ -20,7 +20,7 @@ def extend_session(state: State, command: ExtendSession) -> list[Event]:
         why = "is not live" if request is None else "is closed" if request.resumable else "is not a session"
         raise Rejected(f"request {command.request_id!r} {why}: submit a new one with resumable=True")
     check_prompt_tokens(command.request_id, command.token_ids, state.config)
-    check_sampling(command.request_id, command.sampling)
+    check_sampling(command.request_id, command.sampling, state.config, resumable=True)
     _check_room(state, request, command)
     return [SessionExtended(handle=request.handle, token_ids=command.token_ids, sampling=command.sampling)]
 

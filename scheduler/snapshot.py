@@ -193,6 +193,7 @@ def _state_of(image: StateImage) -> State:
         by_handle=by_handle,
         finished_ids=deque(image.requests.finished_ids),
         sessions=sessions,
+        asking={handle for handle, request in by_handle.items() if request.sampling.asks_logprobs},
     )
     cache = _thing(EncoderCache, image.encoder, evictable=OrderedDict.fromkeys(image.encoder.evictable))
     return _thing(

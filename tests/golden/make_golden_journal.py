@@ -26,7 +26,7 @@ from refold.scheduler.commands import CloseEngine, RecordDigest
 from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold_all
 from refold.scheduler.state import digest
-from tests.kit.simulator import Simulation
+from tests.kit.asking import AskingSimulation
 
 FOLDER = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def richest_life(seeds: range) -> tuple[list[list[Event]], str]:
     """The life that shows most kinds of events, and the digest that it ends with."""
     best: tuple[int, list[list[Event]], str] = (0, [], "")
     for seed in seeds:
-        simulation = Simulation(seed)
+        simulation = AskingSimulation(seed)
         simulation.play()
         drive = simulation.drive
         drive.do(RecordDigest())

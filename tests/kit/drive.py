@@ -135,6 +135,8 @@ class Drive:
                 refused_entries=list(refused_entries),
                 time_ns=time_ns,
                 digests=output.digests,
+                logprobs=output.logprobs,
+                prompt_logprobs=output.prompt_logprobs,
             )
         )
 

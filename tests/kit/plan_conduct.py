@@ -168,8 +168,11 @@ def _never_ran(request: Request) -> bool:
 
 
 def _judge_hit(state: State, step: StepScheduled, request: Request, hit: Sequence[int], taken: set[int]) -> None:
-    """A prefix that is known is used, up to the last token."""
+    """A prefix that is known is used, up to the last token; but whose prompt is to be told of computes all of it."""
     pool, have = state.pool, len(hit)
+    if request.sampling.prompt_logprobs is not None and len(request.tokens) == request.num_prompt_tokens:
+        must(not hit, "prefix", request.request_id, "shares", have, "blocks of the prompt that is to be told of")
+        return
     if request.block_ids or have >= (len(request.tokens) - 1) // pool.block_size or have >= len(request.block_hashes):
         return
     block = pool.block_by_hash.get(request.block_hashes[have])
