@@ -4,18 +4,27 @@ pydantic checks types and ranges; what leaves this module are the frozen message
 `EngineConfig`). A value that can't be is one `Rejected`: the field, the value and what to write instead, in one line.
 """
 
+import re
 import reprlib
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import UNSET
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from refold.engine.models import STEP_TIMEOUT_S, Dtype, Model, WorkerPlace
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Policy, Sampling, Speculation
 from refold.journal.store import DEFAULT_STREAM
-from refold.scheduler.admission import MAX_NAME_CHARS
+from refold.scheduler.admission import (
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_NAME_CHARS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+)
 from refold.scheduler.recovery import MAX_TENANT_WEIGHT
 
 KV_BUDGET_BYTES = 512 << 20
@@ -23,8 +32,11 @@ KV_BUDGET_BYTES = 512 << 20
 
 DEFAULT_NUM_BLOCKS = 4_096
 MAX_SEED = 2**63 - 1
+MAX_CHOICES = 64
 _MAX_INT = 2**31 - 1
 _MAX_IDLE_S = 10.0**9
+_TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+_Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 _Weight = Annotated[int, Field(ge=1, le=MAX_TENANT_WEIGHT)]
 _BatchAndDrafts = tuple[Annotated[int, Field(ge=1, le=1 << 16)], Annotated[int, Field(ge=0, le=8)]]
 _CONFIG = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -52,6 +64,13 @@ class SamplingParams(_Checked):
     whatever else runs. Generation ends with reason `stop` at the model's end of sequence (unless `ignore_eos`) or at one of
     `stop_token_ids`, both masked for the first `min_tokens` tokens, and with `length` after `max_tokens`.
 
+    In this order: `repetition_penalty` makes tokens of prompt and output less likely, `presence_penalty` those of the output,
+    `frequency_penalty` those of the output the more the oftener they came; `logit_bias` is added to the logits of single tokens;
+    then `temperature`, `top_k`, `top_p`, and `min_p`, which drops what is less likely than that share of the likeliest.
+
+    `logprobs` tells what the model thought of each token, and of so many of the likeliest beside it; `prompt_logprobs`, the same
+    of the prompt. `n` completions are generated of one prompt, each with a seed of its own.
+
     Raises:
         Rejected: names the field, its value and what to give instead.
     """
@@ -64,6 +83,33 @@ class SamplingParams(_Checked):
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="0 to 2^63 - 1, or None")
     stop_token_ids: tuple[int, ...] = Field(default=(), max_length=256, strict=False, description="up to 256 token ids")
     ignore_eos: bool = Field(default=False, description="True or False")
+    min_p: float = Field(default=0.0, ge=0, le=1, description="0 (no limit) to 1")
+    repetition_penalty: float = Field(
+        default=1.0,
+        ge=MIN_REPETITION_PENALTY,
+        le=MAX_REPETITION_PENALTY,
+        description=f"{MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}; 1 is none",
+    )
+    presence_penalty: float = Field(default=0.0, ge=-MAX_PENALTY, le=MAX_PENALTY, description="-2 to 2")
+    frequency_penalty: float = Field(default=0.0, ge=-MAX_PENALTY, le=MAX_PENALTY, description="-2 to 2")
+    logit_bias: dict[int, _Bias] | None = Field(
+        default=None,
+        max_length=MAX_BIASES,
+        description=f"a dict from up to {MAX_BIASES} token ids to -100 to 100, or None",
+    )
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS, description=f"0 to {MAX_LOGPROBS}, or None")
+    prompt_logprobs: int | None = Field(
+        default=None, ge=0, le=MAX_LOGPROBS, description=f"0 to {MAX_LOGPROBS}, or None"
+    )
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES, description=f"1 to {MAX_CHOICES}")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _ids_of_json(cls, value: Any) -> Any:
+        """JSON has no keys but texts."""
+        if type(value) is not dict or len(value) > MAX_BIASES:
+            return value
+        return {int(key) if type(key) is str and _TOKEN_ID.fullmatch(key) else key: bias for key, bias in value.items()}
 
     @model_validator(mode="after")
     def _min_within_max(self) -> "SamplingParams":
@@ -75,11 +121,15 @@ class SamplingParams(_Checked):
         """The journal's form; `seed` is taken where the caller gave none.
 
         Raises:
-            Rejected: a stop token is not one of the model's.
+            Rejected: a stop token or a token with a bias is not one of the model's.
         """
         for token in self.stop_token_ids:
             if not 0 <= token < vocab_size:
                 raise Rejected(f"stop_token_ids has {short(token)}: give token ids of the model, 0 to {vocab_size - 1}")
+        biases = self.logit_bias or {}
+        for token in biases:
+            if not 0 <= token < vocab_size:
+                raise Rejected(f"logit_bias has {short(token)}: give token ids of the model, 0 to {vocab_size - 1}")
         return Sampling(
             seed=seed if self.seed is None else self.seed,
             max_tokens=self.max_tokens,
@@ -89,6 +139,13 @@ class SamplingParams(_Checked):
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple(sorted(biases.items())),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

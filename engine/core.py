@@ -284,6 +284,8 @@ class EngineCore:
             positions=output.positions,
             time_ns=time.time_ns(),
             digests=output.digests,
+            logprobs=output.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
         )
         try:
             self._turns.take_lawful(command)

@@ -46,10 +46,20 @@ class Reader:
 class Chunk:
     """What a reader found: tokens from output index `index` on, of one turn, and the end if this is it.
 
-    `turn_reason` is set if this ends a session's turn, `finish_reason` if it ends the request; it can do both.
+    `turn_reason` is set if this ends a session's turn, `finish_reason` if it ends the request; it can do both. `surprisals` are
+    the numbers of these tokens, `prompt_surprisals` those of the prompt, beside the first token; None where nobody asked.
     """
 
-    __slots__ = ("finish_reason", "index", "message", "stop_token_id", "token_ids", "turn_reason")
+    __slots__ = (
+        "finish_reason",
+        "index",
+        "message",
+        "prompt_surprisals",
+        "stop_token_id",
+        "surprisals",
+        "token_ids",
+        "turn_reason",
+    )
 
     def __init__(
         self, index: int, token_ids: list[int], output: Output, turn: TurnEnd | None, *, is_last: bool
@@ -59,6 +69,10 @@ class Chunk:
         self.turn_reason: FinishReason | None = None if turn is None else turn.reason
         self.finish_reason: FinishReason | None = output.finish_reason if is_last else None
         self.message = output.message if is_last else ""
+        stop, told = index + len(token_ids), output.surprisals
+        has_all = bool(told) and bool(token_ids) and all(each in told for each in range(index, stop))
+        self.surprisals = [told[each] for each in range(index, stop)] if has_all else None
+        self.prompt_surprisals = output.prompt_surprisals if index == 0 and token_ids else None
         ended = turn or (output if is_last else None)
         self.stop_token_id = None if ended is None else ended.stop_token_id
 

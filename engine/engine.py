@@ -21,7 +21,17 @@ from functools import partial
 from typing import TypedDict, Unpack, get_args
 
 from refold.engine.asking import abort_when_accepted, accepted, found, is_live, known
+from refold.engine.choices import (
+    abort_all,
+    all_accepted,
+    all_enqueued,
+    grouped,
+    living_choices,
+    name_of,
+    outputs_of,
+)
 from refold.engine.config import SamplingParams, short
+from refold.engine.life import Life
 from refold.engine.lifecycle import Lifecycle
 from refold.engine.messages import Ask, EngineStopped
 from refold.engine.opening import Recovery
@@ -30,10 +40,11 @@ from refold.engine.quarantine import lift_live, quarantined
 from refold.engine.redacting import Redaction, redact_live
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
-from refold.engine.streams import Completion, Delta, OnDelta, complete, follow
+from refold.engine.streams import Completion, Delta, OnDelta, complete, follow, follow_choices
 from refold.engine.submissions import abort_of, check_request_id, one_each
 from refold.journal.errors import Rejected
 from refold.journal.events import PauseMode
+from refold.projections.outbox import Output
 from refold.scheduler.commands import PauseEngine, ResetCache, ResumeEngine
 from refold.scheduler.stall import StallReport, stall_report
 
@@ -66,6 +77,9 @@ class Engine(Lifecycle):
     ) -> AsyncGenerator[Delta, None]:
         """Submit a request and stream its output. Leaving the loop before its end aborts the request.
 
+        With `n` completions the deltas of all of them come as they are made, each with its `choice` and as a request of its own,
+        `ID#0` and so on.
+
         Args:
             prompt: text, token ids, or messages with `role` and `content`.
             sampling: how tokens are chosen; None for the defaults.
@@ -75,14 +89,14 @@ class Engine(Lifecycle):
             tenant: whose share it counts against, under the policy `fair_share`.
 
         Yields:
-            Deltas, indices without gap or repeat; the last one has a `finish_reason`.
+            Deltas, indices without gap or repeat; the last one has a `finish_reason`, that of each completion.
 
         Raises:
             Rejected: the request can't be served; nothing of it reached the journal.
             RefoldError: the engine stopped, for the reason that it carries.
         """
         life = self._live()
-        ask = life.desk.submission(
+        asks = life.desk.choices(
             prompt,
             sampling,
             request_id=request_id,
@@ -91,16 +105,17 @@ class Engine(Lifecycle):
             tenant=tenant,
             is_patient=True,
         )
-        is_finished = False
+        left = len(asks)
         try:
-            output = await accepted(life.core, ask)
-            async with contextlib.aclosing(follow(life.core.delivery, output, 0, life.desk.text_or_none)) as deltas:
+            outputs = await all_accepted(life, asks)
+            stream = follow_choices(life.core.delivery, outputs, life.desk.text_or_none)
+            async with contextlib.aclosing(stream) as deltas:
                 async for delta in deltas:
-                    is_finished = delta.finish_reason is not None
+                    left -= delta.finish_reason is not None
                     yield delta
         finally:
-            if not is_finished:
-                abort_when_accepted(life.core, ask)
+            if left:
+                abort_all(life, asks)
 
     def check(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> None:
         """Refuse what a submission would be refused for, and do nothing else; also before `open`. Arguments as for `generate`.
@@ -120,7 +135,9 @@ class Engine(Lifecycle):
     ) -> str:
         """Submit a request and let go of it; returns its id once it is in the journal. Arguments as for `generate`."""
         life = self._live()
-        return (await accepted(life.core, life.desk.submission(prompt, sampling, **options))).request_id
+        asks = life.desk.choices(prompt, sampling, **options)
+        await all_accepted(life, asks)
+        return name_of(asks)
 
     def enqueue(
         self,
@@ -130,7 +147,18 @@ class Engine(Lifecycle):
     ) -> str:
         """`submit`, for threads without an event loop."""
         life = self._live()
-        return known(life.core.ask(life.desk.submission(prompt, sampling, **options)).result()).request_id
+        asks = life.desk.choices(prompt, sampling, **options)
+        all_enqueued(life, asks)
+        return name_of(asks)
+
+    def choices(self, request_id: str) -> list[str]:
+        """The ids of a request's completions: its own, or those of each where it has `n`.
+
+        Raises:
+            NotFound: the journal has no such request.
+            Rejected: it was redacted.
+        """
+        return [output.request_id for output in outputs_of(self._live(), check_request_id(request_id))]
 
     async def resume(self, request_id: str, after: int = -1) -> AsyncGenerator[Delta, None]:
         """Attach to a request that was submitted before, in this life of the engine or an earlier one.
@@ -183,14 +211,16 @@ class Engine(Lifecycle):
         return Session(life, output, after + 1)
 
     def abort(self, request_id: str) -> bool:
-        """End a request with reason `abort`. Doesn't wait.
+        """End a request with reason `abort`, with all its completions. Doesn't wait.
 
         Returns:
             Whether there is a live request with this id. False if it has ended or never was: then nothing happens.
         """
         life = self._live()
-        was_live = is_live(life, request_id)
-        life.core.ask(abort_of(request_id))
+        ids = [request_id, *living_choices(life, check_request_id(request_id))]
+        was_live = any(is_live(life, each) for each in ids)
+        for each in ids:
+            life.core.ask(abort_of(each))
         return was_live
 
     def redact(self, request_id: str, reason: str = "") -> Redaction:
@@ -222,6 +252,8 @@ class Engine(Lifecycle):
     ) -> list[Completion]:
         """Serve prompts to their end and return their completions, in order. Blocking; needs no event loop.
 
+        Where `n` completions are asked for, the prompt's completion is the first, and has all of them as its `choices`.
+
         Args:
             prompts: each as for `generate`.
             sampling: one for all, or one for each.
@@ -237,17 +269,24 @@ class Engine(Lifecycle):
         """
         life = self._live()
         columns = (prompts, one_each("sampling", sampling, prompts), one_each("request_ids", request_ids, prompts))
-        submit = partial(life.desk.submission, priority=priority, cache_salt=cache_salt, tenant=tenant)
-        asks = [submit(prompt, params, request_id=name) for prompt, params, name in zip(*columns, strict=True)]
+        submit = partial(life.desk.choices, priority=priority, cache_salt=cache_salt, tenant=tenant)
+        groups = [submit(prompt, params, request_id=name) for prompt, params, name in zip(*columns, strict=True)]
+        asks = [ask for group in groups for ask in group]
         try:
             for ask in asks:
                 life.core.ask(ask)
             outputs = [known(ask.reply.result()) for ask in asks]
-            return complete(life.core.delivery, outputs, life.desk.text_or_none, on_delta)
+            return self._completed(life, outputs, [len(group) for group in groups], on_delta)
         except BaseException:
-            for ask in asks:
-                abort_when_accepted(life.core, ask)
+            abort_all(life, asks)
             raise
+
+    @staticmethod
+    def _completed(
+        life: Life, outputs: Sequence[Output], sizes: Sequence[int], on_delta: OnDelta | None
+    ) -> list[Completion]:
+        numbers = [number for size in sizes for number in range(size)]
+        return grouped(complete(life.core.delivery, outputs, life.desk.text_or_none, on_delta, numbers), sizes)
 
     def wait(self, request_ids: Sequence[str] | None = None, on_delta: OnDelta | None = None) -> list[Completion]:
         """Wait for requests that were submitted before, and return their completions. Blocking; aborts nothing.
@@ -262,8 +301,9 @@ class Engine(Lifecycle):
         """
         life = self._live()
         ids = self.unfinished() if request_ids is None else request_ids
-        outputs = [life.output(check_request_id(request_id)) for request_id in ids]
-        return complete(life.core.delivery, outputs, life.desk.text_or_none, on_delta)
+        groups = [outputs_of(life, check_request_id(request_id)) for request_id in ids]
+        outputs = [output for group in groups for output in group]
+        return self._completed(life, outputs, [len(group) for group in groups], on_delta)
 
     # -- the engine itself --------------------------------------------------------------------------------------------
 

@@ -106,12 +106,13 @@ class Prepared:
 
     def rehearse(self, *submission: Any, **options: Any) -> None:
         """Make a submission to an engine like this one with an empty journal. Raises Rejected as that would."""
-        ask = self.desk.submission(*submission, **options)
+        asks = self.desk.choices(*submission, **options)
         if self._stage is None:
             self._stage = State()
             for command in opening_commands(Head(0, b"", 1), self.desk.root_seed, self.desk.config):
                 fold_all(self._stage, decide(self._stage, command))
-        decide(self._stage, ask.make(self._stage))
+        for ask in asks:
+            decide(self._stage, ask.make(self._stage))
 
 
 def prepare(args: EngineArgs, given_worker: MakeWorker | None) -> Prepared:

@@ -26,6 +26,7 @@ from refold.engine.prompts import (
     extension_token_ids,
     prompt_token_ids,
 )
+from refold.gpu.noise import child_seed
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Sampling
 from refold.projections.requests import Request
@@ -59,13 +60,66 @@ class Desk:
         resumable: bool = False,
         is_patient: bool = False,
     ) -> Ask:
-        """The question that submits a request.
+        """The question that submits a request with one completion.
 
         Raises:
             Rejected: something in it can't be; names it, its value and the remedy.
         """
-        config, params = self.config, check_sampling(sampling)
-        command = SubmitRequest(
+        params = check_sampling(sampling)
+        if params.n > 1:
+            raise Rejected(f"n is {params.n}: one completion is all that can be had here; leave it out")
+        command = self._command(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            resumable=resumable,
+        )
+        return self._ask(command, has_seed=params.seed is not None, is_patient=is_patient)
+
+    def choices(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        is_patient: bool = False,
+    ) -> list[Ask]:
+        """The questions that submit a request with as many completions as its `n` says: one, or one for each.
+
+        Raises:
+            Rejected: as for `submission`.
+        """
+        params = check_sampling(sampling)
+        command = self._command(prompt, params, request_id, priority=priority, cache_salt=cache_salt, tenant=tenant)
+        has_seed = params.seed is not None
+        if params.n == 1:
+            return [self._ask(command, has_seed=has_seed, is_patient=is_patient)]
+        commands = [choice_of(command, number) for number in range(params.n)]
+        return [self._ask(each, has_seed=has_seed, is_patient=is_patient) for each in commands]
+
+    def _ask(self, command: SubmitRequest, *, has_seed: bool, is_patient: bool) -> Ask:
+        make = (lambda _: command) if has_seed else (lambda state: self._seeded(command, state))
+        return Ask(make, command.request_id, is_patient=is_patient)
+
+    def _command(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None,
+        *,
+        priority: int,
+        cache_salt: str,
+        tenant: str,
+        resumable: bool = False,
+    ) -> SubmitRequest:
+        config = self.config
+        return SubmitRequest(
             request_id=uuid.uuid4().hex if request_id is None else check_request_id(request_id),
             prompt_token_ids=prompt_token_ids(prompt, self.text, config.vocab_size, config.max_model_len),
             sampling=params.resolve(0, config.vocab_size),
@@ -75,8 +129,6 @@ class Desk:
             tenant=check_line("tenant", tenant, MAX_NAME_CHARS),
             resumable=resumable,
         )
-        make = (lambda _: command) if params.seed is not None else (lambda state: self._seeded(command, state))
-        return Ask(make, command.request_id, is_patient=is_patient)
 
     def extension(self, request_id: str, prompt: Extension, sampling: SamplingParams | None) -> Ask:
         """The question that extends a session. What `sampling` leaves open stays as it was in the turn before.
@@ -85,6 +137,8 @@ class Desk:
             Rejected: as for `submission`.
         """
         params = None if sampling is None else check_sampling(sampling)
+        if params is not None and params.n > 1:
+            raise Rejected(f"n is {params.n}: a session has one completion a turn; leave it out")
         token_ids = extension_token_ids(prompt, self.text, self.config.vocab_size, self.config.max_model_len)
         given = None if params is None else params.resolve(0, self.config.vocab_size)
         keeps_seed = params is not None and params.seed is None
@@ -101,6 +155,22 @@ class Desk:
     def _seeded(self, command: SubmitRequest, state: State) -> SubmitRequest:
         seed = drawn_seed(self.root_seed, state.requests.next_handle)
         return msgspec.structs.replace(command, sampling=msgspec.structs.replace(command.sampling, seed=seed))
+
+
+def choice_of(command: SubmitRequest, number: int) -> SubmitRequest:
+    """One of the completions of a request: a request of its own, with a name and a seed that follow from the other's."""
+    sampling = msgspec.structs.replace(command.sampling, seed=child_seed(command.sampling.seed, number))
+    name = choice_id(command.request_id, number)
+    if len(name) > MAX_REQUEST_ID_CHARS:
+        raise Rejected(
+            f"request_id has {len(command.request_id)} characters: with n more than 1, give at most {MAX_REQUEST_ID_CHARS - 3}"
+        )
+    return msgspec.structs.replace(command, request_id=name, sampling=sampling)
+
+
+def choice_id(request_id: str, number: int) -> str:
+    """What completion number `number` of a request is called."""
+    return f"{request_id}#{number}"
 
 
 def check_request_id(request_id: object) -> str:

@@ -3,8 +3,7 @@
 `fold` is the only caller of appliers, and appliers are the only code that changes state. Live running, replay, recovery
 and audit fold with the same code; there is no flag that tells them apart.
 
-An applier decides nothing. It asserts that the event fits the state, because an event that doesn't is either a bug of ours
-or a damaged journal, and both must stop here.
+An applier decides nothing. It asserts that the event fits the state: one that doesn't is a bug of ours or a damaged journal.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,8 +41,7 @@ from refold.journal.events import (
     WorkerLost,
     WorkerStarted,
 )
-from refold.projections import blocks, encoder, queues, requests, steps, suspicion
-from refold.projections.asking import note_wishes
+from refold.projections import asking, blocks, encoder, queues, requests, steps, suspicion
 from refold.projections.encoder import EncoderCache
 from refold.projections.requests import IDLE, PREEMPTED, RUNNING, Request
 from refold.projections.steps import InFlightStep
@@ -122,7 +120,7 @@ def _start_over(state: State, request: Request) -> None:
 
 def _request_submitted(state: State, event: RequestSubmitted) -> None:
     request = requests.submit(state.requests, event, state.config)
-    note_wishes(state.requests, request)
+    asking.note_wishes(state.requests, request)
     if is_placeholder(event.prompt_token_ids[0]):
         state.unknown.add(event.handle)
     queues.arrive(state.queues, request, state.config, state.requests.next_handle - 1)
@@ -167,8 +165,8 @@ def _session_turn_ended(state: State, event: SessionTurnEnded) -> None:
 def _begin_turn(state: State, request: Request) -> None:
     """Apply the next chunk of a session that is in no queue, and let it wait for a place: a new one."""
     released = requests.begin_turn(request, request.chunks.popleft(), state.config)
-    note_wishes(state.requests, request)
     blocks.release(state.pool, released, steps.last_step_of(state.window, request))
+    asking.note_wishes(state.requests, request)
     queues.arrive(state.queues, request, state.config, state.requests.next_handle - 1)
     queues.forget_past(state.queues)
 

@@ -1,7 +1,7 @@
 """What `refold run` prints: completions in order on stdout, what went wrong on stderr."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from refold.engine.cli.console import note, painter, write, write_json
 from refold.engine.cli.failures import NOT_SO
@@ -24,6 +24,7 @@ class Printer:
         self._texts: dict[str, list[str]] = {}
         self._token_ids: dict[str, list[int]] = {}
         self._ends: dict[str, Delta] = {}
+        self._thoughts: dict[str, dict[str, Any]] = {}
         self._next = 0
 
     def expect(self, ids: list[str], titles: dict[str, str]) -> None:
@@ -42,6 +43,7 @@ class Printer:
         """The next piece of a request."""
         self._texts[delta.request_id].append(delta.text)
         self._token_ids[delta.request_id] += delta.token_ids
+        self._note_logprobs(delta)
         streams = len(self._ids) == 1 and not self._as_json
         if streams:
             sys.stdout.write(safe_text(delta.text))
@@ -60,6 +62,13 @@ class Printer:
         else:
             self._write_due()
 
+    def _note_logprobs(self, delta: "Delta") -> None:
+        told = self._thoughts.setdefault(delta.request_id, {})
+        if delta.prompt_logprobs is not None:
+            told["prompt_logprobs"] = delta.prompt_logprobs
+        if delta.logprobs is not None:
+            told.setdefault("logprobs", []).extend(delta.logprobs)
+
     def _write_json(self, end: "Delta") -> None:
         write_json(
             {
@@ -69,6 +78,7 @@ class Printer:
                 "token_ids": self._token_ids[end.request_id],
                 "finish_reason": end.finish_reason,
                 "message": end.message,
+                **self._thoughts[end.request_id],
             }
         )
         sys.stdout.flush()

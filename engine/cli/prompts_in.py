@@ -19,6 +19,7 @@ import msgspec
 
 from refold.engine.cli.failures import Complaint
 from refold.engine.config import SamplingParams
+from refold.engine.submissions import choice_id
 from refold.journal.errors import Rejected
 
 STDIN = "-"
@@ -34,6 +35,14 @@ class Asked(msgspec.Struct):
     request_id: str | None = None
     priority: int = 0
     cache_salt: str = ""
+
+    def ids(self) -> list[str]:
+        """The names of its completions, once it has one itself."""
+        if self.request_id is None:
+            return []
+        if self.sampling.n == 1:
+            return [self.request_id]
+        return [choice_id(self.request_id, number) for number in range(self.sampling.n)]
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):

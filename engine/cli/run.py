@@ -16,6 +16,7 @@ from refold.engine.cli.console import (
     verb,
 )
 from refold.engine.cli.failures import BUG, INTERRUPTED, USAGE, Complaint, explain
+from refold.engine.cli.sampling_in import sampling_options, taken_sampling
 from refold.engine.cli.submission import Submission, is_memory
 from refold.engine.cli.typed import typed
 from refold.engine.history.plain import count, listed, safe
@@ -48,11 +49,7 @@ _MAX_TITLE = 60
 @click.option(
     "--journal", envvar="REFOLD_JOURNAL", default=DEFAULT_JOURNAL, show_default=True, help="Where to keep the journal."
 )
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Tokens per prompt, at most.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-k", type=int, default=0, help="Only the K likeliest tokens; 0 for all.")
-@click.option("--top-p", type=float, default=1.0, help="Only the likeliest tokens that make up this probability.")
-@click.option("--seed", type=int, help="Of every prompt; without one the engine draws one each.")
+@sampling_options
 @click.option("--chat/--no-chat", default=None, help="Use the model's chat template; the default where it has one.")
 @click.option("--num-blocks", type=int, help="KV blocks in the pool.")
 @click.option("--block-size", type=int, help="Tokens per KV block.")
@@ -75,11 +72,6 @@ def command(
     file: str | None,
     model: str,
     journal: str,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
     chat: bool | None,
     as_json: bool,
     **engine_options: Any,
@@ -94,7 +86,7 @@ def command(
     from refold.engine.engine import Engine
     from refold.engine.logs import configure_logging
 
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = taken_sampling(engine_options)
     asked = read_prompts(prompts, file, sampling)
     configure_logging()
     options = {name: value for name, value in engine_options.items() if value is not None}
@@ -251,7 +243,7 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
         if not _submit(engine, each, ids, printer):
             status = USAGE
     engine.await_worker()
-    printer.expect(ids, {each.request_id: _title(each) for each in asked if each.request_id is not None})
+    printer.expect(ids, {name: _title(each) for each in asked for name in each.ids()})
     with bar("generating", len(ids), "requests") as progress:
 
         def on_delta(delta: "Delta") -> None:
@@ -276,6 +268,7 @@ def _submit(engine: "Engine", asked: "Asked", ids: list[str], printer: "Printer"
     """Submit one prompt, and note its id; false if it was rejected."""
 
     def submit() -> None:
-        ids.append(engine.enqueue(asked.prompt, asked.sampling, request_id=asked.request_id, **_order(asked)))
+        name = engine.enqueue(asked.prompt, asked.sampling, request_id=asked.request_id, **_order(asked))
+        ids.extend(engine.choices(name))
 
     return _passes(submit, asked, printer)

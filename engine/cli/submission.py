@@ -41,10 +41,10 @@ class Submission:
         from refold.journal.codec import decode
         from refold.journal.events import RequestSubmitted
 
-        ids = {each.request_id for each in self.asked}
         with reading(self._journal) as reader:
             events = (event for record in reader.read(start=self.since) for event in decode(record))
-            return sum(event.request_id in ids for event in events if isinstance(event, RequestSubmitted))
+            submitted = {event.request_id for event in events if isinstance(event, RequestSubmitted)}
+        return sum(bool(each.ids()) and submitted.issuperset(each.ids()) for each in self.asked)
 
 
 def is_memory(journal: str) -> bool:

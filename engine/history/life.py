@@ -18,7 +18,10 @@ from refold.journal.events import (
     EngineOpened,
     Event,
     GrammarReady,
+    LogitsRecorded,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
     QuarantineLifted,
     RequestAborted,
     RequestFinished,
@@ -34,6 +37,7 @@ from refold.journal.events import (
     WorkerLost,
 )
 from refold.journal.record import Record
+from refold.journal.surprisals import TokenLogprobs, numbers_per_token, token_logprobs
 
 
 class Moment(msgspec.Struct, omit_defaults=True):
@@ -47,7 +51,10 @@ class Moment(msgspec.Struct, omit_defaults=True):
 
 
 class Life(msgspec.Struct):
-    """A request from submission to its end, or to the end of the journal. Durations are None until they are known."""
+    """A request from submission to its end, or to the end of the journal. Durations are None until they are known.
+
+    `logprobs` are by output index, where the request asked for them.
+    """
 
     request_id: str
     handle: int
@@ -68,6 +75,8 @@ class Life(msgspec.Struct):
     total_ns: int | None = None
     output_token_ids: list[int] = []
     prompt_token_ids: list[int] = []
+    logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     moments: list[Moment] = []
 
 
@@ -195,6 +204,21 @@ class LifeStory:
             life.num_stale_tokens_dropped += len(tokens)
             self._tell("stale_dropped", **facts)
 
+    def _logprobs(self, life: Life, event: LogprobsDelivered) -> None:
+        entry = event.handles.index(self._handle)
+        sizes = [count * numbers_per_token(top) for count, top in zip(event.counts, event.num_top, strict=True)]
+        start, first = sum(sizes[:entry]), event.first_output_indices[entry]
+        numbers = event.surprisals[start : start + sizes[entry]]
+        told = token_logprobs(life.output_token_ids[first:], numbers, event.num_top[entry])
+        life.logprobs |= dict(zip(range(first, first + event.counts[entry]), told, strict=False))
+
+    def _prompt_logprobs(self, life: Life, event: PromptLogprobsDelivered) -> None:
+        told = token_logprobs(life.prompt_token_ids[1:], event.surprisals, event.num_top)
+        life.prompt_logprobs = [None, *told]
+
+    def _logits_recorded(self, life: Life, event: LogitsRecorded) -> None:
+        """Digests say nothing to people."""
+
     def _append(self, life: Life, step: int, tokens: list[int]) -> None:
         if not tokens:
             return
@@ -274,6 +298,7 @@ class LifeStory:
     def _redacted(self, life: Life, event: ContentRedacted) -> None:
         life.is_redacted = True
         life.prompt_token_ids, life.output_token_ids = [], []
+        life.logprobs, life.prompt_logprobs = {}, None
         self._tell("redacted", reason=event.reason)
 
     def _tell(self, kind: str, **facts: object) -> None:
@@ -288,6 +313,9 @@ _TELLERS: dict[type[Event], Callable[[LifeStory, Life, Any], None]] = {
     RequestPreempted: LifeStory._preempted,  # noqa: SLF001
     OutputDelivered: LifeStory._output,  # noqa: SLF001
     StaleOutputConsumed: LifeStory._stale,  # noqa: SLF001
+    LogprobsDelivered: LifeStory._logprobs,  # noqa: SLF001
+    PromptLogprobsDelivered: LifeStory._prompt_logprobs,  # noqa: SLF001
+    LogitsRecorded: LifeStory._logits_recorded,  # noqa: SLF001
     WorkerLost: LifeStory._worker_lost,  # noqa: SLF001
     SessionTurnEnded: LifeStory._turn_ended,  # noqa: SLF001
     SessionExtended: LifeStory._extended,  # noqa: SLF001

@@ -7,7 +7,7 @@ and don't matter: tokens behind the one that ended a request, and positions of w
 With the order, a decision can be taken again (law L12), and a history can be played again without its journal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from refold.journal.content import is_placeholder
@@ -22,7 +22,9 @@ from refold.journal.events import (
     Event,
     GrammarReady,
     LogitsRecorded,
+    LogprobsDelivered,
     OutputDelivered,
+    PromptLogprobsDelivered,
     QuarantineLifted,
     RequestAborted,
     RequestFinished,
@@ -37,6 +39,7 @@ from refold.journal.events import (
     WorkerLost,
     WorkerStarted,
 )
+from refold.journal.surprisals import EntrySurprisals, blank, numbers_per_token
 from refold.scheduler.commands import (
     AbortRequest,
     CloseEngine,
@@ -168,7 +171,31 @@ def _complete(events: Sequence[Event], state: State) -> Command:
         refused_entries=[entry for entry, request in enumerate(step.requests) if request.handle in refused],
         time_ns=max((event.time_ns for event in events if isinstance(event, SessionTurnEnded)), default=0),
         digests=_digests(events),
+        logprobs=[
+            each
+            for event in events
+            if isinstance(event, LogprobsDelivered)
+            for each in _logprobs(event, step.handles, counts)
+        ],
+        prompt_logprobs=[
+            EntrySurprisals(
+                entry=step.handles.index(event.handle), num_top=event.num_top, surprisals=_known(event.surprisals)
+            )
+            for event in events
+            if isinstance(event, PromptLogprobsDelivered)
+        ],
     )
+
+
+def _logprobs(event: LogprobsDelivered, handles: list[int], counts: list[int]) -> Iterator[EntrySurprisals]:
+    """What the worker told of each entry's tokens; of those that a stop cut off, anything."""
+    numbers, start = _known(event.surprisals), 0
+    for handle, count, num_top in zip(event.handles, event.counts, event.num_top, strict=True):
+        entry = handles.index(handle)
+        stop = start + count * numbers_per_token(num_top)
+        told = numbers[start:stop] + blank(counts[entry] - count, num_top)
+        start = stop
+        yield EntrySurprisals(entry=entry, num_top=num_top, surprisals=told)
 
 
 def _digests(events: Sequence[Event]) -> list[int]:

@@ -14,7 +14,9 @@ from typing import NamedTuple, Protocol
 
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Event, StepScheduled
+from refold.journal.surprisals import EntrySurprisals, blank
 from refold.projections.requests import Request
+from refold.projections.steps import InFlightStep
 from refold.scheduler.commands import Command, CompleteStep, LoseWorker, OpenEngine, ScheduleStep, StartWorker
 from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold_all
@@ -124,9 +126,27 @@ class ModelledWorker:
             counts=counts,
             token_ids=token_ids,
             positions=positions,
+            logprobs=_blank_logprobs(step, counts, state.config.vocab_size),
+            prompt_logprobs=_blank_prompt_logprobs(step, positions, state.config.vocab_size),
             refused_entries=[i for i, r in enumerate(step.requests) if refuse and r.grammar and counts[i]],
             time_ns=time_ns,
         )
+
+
+def _blank_logprobs(step: InFlightStep, counts: list[int], vocab_size: int) -> list[EntrySurprisals]:
+    """Where somebody asks, there is an answer; a model of a worker has no opinion on tokens."""
+    asked = [(entry, r.sampling.logprobs) for entry, r in enumerate(step.requests) if counts[entry]]
+    wanted = [(entry, min(top, vocab_size)) for entry, top in asked if top is not None]
+    return [EntrySurprisals(entry=e, num_top=top, surprisals=blank(counts[e], top)) for e, top in wanted]
+
+
+def _blank_prompt_logprobs(step: InFlightStep, positions: list[int], vocab_size: int) -> list[EntrySurprisals]:
+    wanted = [
+        (entry, min(request.sampling.prompt_logprobs, vocab_size), request.num_prompt_tokens - 1)
+        for entry, request in enumerate(step.requests)
+        if request.sampling.prompt_logprobs is not None and positions[entry] == request.num_prompt_tokens
+    ]
+    return [EntrySurprisals(entry=e, num_top=top, surprisals=blank(count, top)) for e, top, count in wanted]
 
 
 class Rerun:
