@@ -28,7 +28,7 @@ PLANTEDARGS ?=
 FAULTS := kill torn flip disk lock postgres clock race
 
 .PHONY: help demo worker-kills segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
-	fuzz planted-journals crash determinism golden clean fault-matrix $(FAULTS:%=fault-%)
+	fuzz planted-journals crash determinism mixes golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -136,6 +136,9 @@ golden: $(VENV)/.stamp-dev  ## every golden token under every schedule, on the r
 worker-kills: $(VENV)/.stamp-dev  ## KILLS workers killed or stopped at random instants, simulated and on torch
 	@$(BIN)/python -m tests.engine.worker_campaign --kills $(KILLS)
 	@$(BIN)/python -m tests.engine.worker_campaign --kills $(KILLS) --model llama
+
+mixes: $(VENV)/.stamp-dev  ## 100,000 random batches: no token depends on its batch, row, drafts or preemption (minutes)
+	@$(BIN)/python -m tests.gpu.sampler_campaign $(SIMARGS)
 
 determinism: $(VENV)/.stamp-dev  ## 50 prompts under every schedule, real model: tokens and logits alike, and alike again (needs ../shared/data)
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.gpu.determinism_campaign --again $(SIMARGS)
