@@ -9,36 +9,42 @@ from collections.abc import Iterable
 
 
 class Suspicion:
-    """`num_losses`: workers lost with a live request in their last step, since its last token. By handle.
+    """Who may be, and who was found to be, what kills workers.
 
+    `num_losses`: workers lost with a live request in their last step, since its last token; `num_alone` of them with nobody
+    else in that step. By handle.
     `quarantined`: digests of content that killed workers, with the request that was found out: its handle and its id.
     `is_unproved`: since the last one was, nobody has got a token; it may be the device that kills.
     """
 
-    __slots__ = ("is_unproved", "num_losses", "quarantined")
+    __slots__ = ("is_unproved", "num_alone", "num_losses", "quarantined")
 
     def __init__(self) -> None:
         self.num_losses: dict[int, int] = {}
+        self.num_alone: dict[int, int] = {}
         self.is_unproved = False
         self.quarantined: dict[str, tuple[int, str]] = {}
 
 
-def suspect(suspicion: Suspicion, handles: Iterable[int]) -> None:
-    """A worker died at a step with these requests."""
+def suspect(suspicion: Suspicion, handles: Iterable[int], *, alone: bool) -> None:
+    """A worker died at a step with these requests; `alone`: there was one, and no other."""
     for handle in handles:
         suspicion.num_losses[handle] = suspicion.num_losses.get(handle, 0) + 1
+        if alone:
+            suspicion.num_alone[handle] = suspicion.num_alone.get(handle, 0) + 1
 
 
 def got_tokens(suspicion: Suspicion, handles: Iterable[int]) -> None:
     """The worker gave these requests a token."""
     for handle in handles:
-        suspicion.num_losses.pop(handle, None)
+        forget(suspicion, handle)
         suspicion.is_unproved = False
 
 
 def forget(suspicion: Suspicion, handle: int) -> None:
-    """A request has ended."""
+    """A request is above suspicion, or has ended."""
     suspicion.num_losses.pop(handle, None)
+    suspicion.num_alone.pop(handle, None)
 
 
 def quarantine(suspicion: Suspicion, content_digest: str, handle: int, request_id: str) -> None:

@@ -97,16 +97,16 @@ def _worker_lost(state: State, event: WorkerLost) -> None:
     assert event.generation == state.worker_generation, (event.generation, state.worker_generation)
     assert event.steps == [step.step for step in state.window.in_flight], event.steps
     state.worker_alive = False
+    was_alone = bool(event.suspects) and len(state.window.in_flight[0].requests) == 1
     state.window.in_flight.clear()
     for request in list(state.requests.by_handle.values()):
         requests.lose_in_flight(request)
         requests.forget_if_drained(state.requests, request)
     for handle in event.handles:
         _start_over(state, state.requests.by_handle[handle])
-    config = state.config
-    state.pool = blocks.BlockPool(config.num_blocks, config.block_size)
-    state.encoder = EncoderCache(config.encoder_cache_tokens)
-    suspicion.suspect(state.suspicion, event.suspects)
+    state.pool = blocks.BlockPool(state.config.num_blocks, state.config.block_size)
+    state.encoder = EncoderCache(state.config.encoder_cache_tokens)
+    suspicion.suspect(state.suspicion, event.suspects, alone=was_alone)
 
 
 def _start_over(state: State, request: Request) -> None:

@@ -141,6 +141,7 @@ class SuspicionImage(Image):
     """Of a `Suspicion`."""
 
     is_unproved: bool
+    num_alone: dict[int, int]
     num_losses: dict[int, int]
     quarantined: dict[str, tuple[int, str]]
 

@@ -107,7 +107,8 @@ def canonical(state: State) -> dict[str, object]:
     # Only where there is any: recorded digests of journals without must stay what they are.
     known = state.suspicion
     if known.num_losses or known.quarantined or known.is_unproved:
-        form["suspicion"] = [sorted(known.num_losses.items()), sorted(known.quarantined.items()), known.is_unproved]
+        counts = [sorted(known.num_losses.items()), sorted(known.num_alone.items())]
+        form["suspicion"] = [*counts, sorted(known.quarantined.items()), known.is_unproved]
     return form
 
 

@@ -3,8 +3,8 @@
 A worker may die for reasons of its own, so once is an accident: everybody goes on. Whoever was in the last step of a second
 worker without a token in between is tried. Of the most suspect, half run, and nobody else does. They get their tokens and are
 cleared, and then the other half is tried; or the worker dies again, and they are more suspect than the others. So a batch of
-n takes at most log2(n) + 2 restarts until a request was alone with a dying worker often enough: it is found out, ends with
-an error that says so, and its content is quarantined. The others are what they were, a few preemptions later.
+n takes at most log2(n) + 2 restarts until a request was alone with a dying worker for the second time: it is found out, ends
+with an error that says so, and its content is quarantined. The others are what they were, a few preemptions later.
 
 Whether it was the request or the device shows when somebody else gets a token. So after a verdict those above suspicion run
 first, and an engine where request after request is found out and nobody gets a token in between gives up.
@@ -25,7 +25,8 @@ LOSSES_TO_TRY = 2
 """Workers lost with a request, without a token in between, before it is tried."""
 
 LOSSES_TO_CONVICT = 3
-"""The least number of workers lost with a request, the last of them with it alone."""
+LOSSES_ALONE_TO_CONVICT = 2
+"""The least numbers of workers lost with a request, and with it alone."""
 
 
 def on_trial(state: State) -> frozenset[int] | None:
@@ -74,14 +75,14 @@ def verdict(state: State, suspects: Sequence[int]) -> list[Event]:
         return []
     request = state.requests.by_handle[suspects[0]]
     losses = state.suspicion.num_losses.get(request.handle, 0) + 1
-    if losses < LOSSES_TO_CONVICT:
+    if losses < LOSSES_TO_CONVICT or state.suspicion.num_alone.get(request.handle, 0) + 1 < LOSSES_ALONE_TO_CONVICT:
         return []
     found = RequestQuarantined(handle=request.handle, content_digest=content_of(request), num_lost_workers=losses)
     ended = RequestFinished(
         handle=request.handle,
         reason="error",
         num_output_tokens=request.next_output_index,
-        message=f"{losses} workers were lost with it, the last with it alone: its content is quarantined",
+        message=f"{losses} workers were lost with it, the last of them with it alone: its content is quarantined",
     )
     return [found, ended]
 

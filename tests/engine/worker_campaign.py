@@ -35,7 +35,7 @@ STOPS_IN = 20
 NUM_REQUESTS = 12
 MAX_TOKENS = 120
 ROUND_KILLS = 25
-SILENCE_S = 2.0
+SILENCE_S = 4.0
 SIMULATED = "simulated?vocab=1000&eos=-1&step_ms=3"
 
 

@@ -282,7 +282,7 @@ BLOCKS = (
     _fault(
         "hits_ignored",
         "A known prefix is computed again.",
-        ("scheduler.prefix_cache:prefix_hit", "if request.block_ids:", "if True:"),
+        ("scheduler.prefix_cache:prefix_hit", "if request.block_ids or", "if True or"),
     ),
     _fault(
         "whole_prompt_hit",
@@ -691,7 +691,7 @@ TRIALS = (
     _fault(
         "token_clears_nobody",
         "Whoever gets a token stays under suspicion.",
-        ("projections.suspicion:got_tokens", "suspicion.num_losses.pop(handle, None)", "pass"),
+        ("projections.suspicion:got_tokens", "forget(suspicion, handle)", "pass"),
     ),
     _fault(
         "accident_is_tried",
@@ -710,8 +710,12 @@ TRIALS = (
     ),
     _fault(
         "verdict_too_early",
-        "A request is found out at the second death.",
-        ("scheduler.trials:verdict", "losses < LOSSES_TO_CONVICT", "losses < 2"),
+        "A request is found out the first time that it was alone.",
+        (
+            "scheduler.trials:verdict",
+            "state.suspicion.num_alone.get(request.handle, 0) + 1 < LOSSES_ALONE_TO_CONVICT",
+            "False",
+        ),
     ),
     _fault(
         "quarantine_is_open",

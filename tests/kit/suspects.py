@@ -1,5 +1,6 @@
 """Conduct of trials: who is suspected, and what a verdict rests on. With an account of its own."""
 
+from collections import Counter
 from itertools import repeat
 
 from refold.journal.events import (
@@ -20,6 +21,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.losses: dict[int, int] = {}
+        self.alone: Counter[int] = Counter()
         self.last: list[int] = []  # who was in the last worker's last step, live or not
 
     def before(self, state: State, event: Event) -> None:
@@ -30,8 +32,8 @@ class Suspects:
             must(event.suspects == live, "trial", event.suspects, "are suspected, in the step were", live)
             self.last = [request.handle for request in oldest]
         elif type(event) is RequestQuarantined:
-            alone = self.last == [event.handle] and self.losses[event.handle] >= 3
-            must(alone, "trial", event.handle, "is found out after", self.losses, "at last with", self.last)
+            alone = self.last == [event.handle] and self.losses[event.handle] >= 3 and self.alone[event.handle] >= 2
+            must(alone, "trial", event.handle, "is found out after", self.losses, self.alone, "at last with", self.last)
 
     def after(self, state: State, event: Event) -> None:
         """Keep the account, and compare it with the state's."""
@@ -39,6 +41,7 @@ class Suspects:
         if kind is WorkerLost and isinstance(event, WorkerLost):
             for handle in event.suspects:
                 self.losses[handle] = self.losses.get(handle, 0) + 1
+                self.alone[handle] += len(self.last) == 1
         elif not self.losses:
             pass
         elif isinstance(event, OutputDelivered):
@@ -46,7 +49,7 @@ class Suspects:
         elif isinstance(event, StaleOutputConsumed):
             self._clear(zip(event.handles, map(min, event.counts, event.delivered), strict=True))
         elif isinstance(event, RequestFinished):
-            self.losses.pop(event.handle, None)
+            self._forget(event.handle)
         must(
             self.losses == state.suspicion.num_losses, "trial", self.losses, "died,", state.suspicion.num_losses, "kept"
         )
@@ -54,4 +57,8 @@ class Suspects:
     def _clear(self, tokens: "zip[tuple[int, int]]") -> None:
         for handle, count in tokens:
             if count:
-                self.losses.pop(handle, None)
+                self._forget(handle)
+
+    def _forget(self, handle: int) -> None:
+        self.losses.pop(handle, None)
+        self.alone.pop(handle, None)
