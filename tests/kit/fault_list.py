@@ -252,8 +252,8 @@ BLOCKS = (
         "What was published stays findable when the worker that held it is lost.",
         (
             _FOLD + "_worker_lost",
-            "state.pool = blocks.BlockPool(config.num_blocks, config.block_size)",
-            """kept = state.pool; state.pool = blocks.BlockPool(config.num_blocks, config.block_size)
+            "state.pool = blocks.BlockPool(state.config.num_blocks, state.config.block_size)",
+            """kept = state.pool; state.pool = blocks.BlockPool(state.config.num_blocks, state.config.block_size)
     for content_hash, block in kept.block_by_hash.items():
         state.pool.hashes[block] = content_hash; state.pool.block_by_hash[content_hash] = block
         del state.pool.free_blank[block]; state.pool.free_cached[block] = None""",
