@@ -333,6 +333,8 @@ def refolded(journal: Iterable[Encoded], book: LawBook | None = None, conduct: C
     state = State()
     for encoded in journal:
         for event in from_bytes(encoded):
+            if conduct is not None:
+                conduct.before(state, event)
             fold(state, event)
             if book is not None:
                 book.follow(state, event)
