@@ -17,7 +17,7 @@ from refold.journal.events import EngineConfig
 SIMULATED = "simulated"
 MakeWorker = Callable[[EngineConfig], Worker]
 WorkerPlace = Literal["process", "thread"]
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "int8"]
 STEP_TIMEOUT_S = 300.0
 
 
@@ -167,7 +167,7 @@ def _weighted(name: str, worker: WorkerOptions) -> Model:
     )
 
 
-_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
+_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 2}
 
 
 def _worker(config: EngineConfig, options: WorkerOptions, usual_place: WorkerPlace) -> Worker:

@@ -33,7 +33,7 @@ from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Sampling, StepScheduled
 from refold.journal.surprisals import EntrySurprisals
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 class Slot:

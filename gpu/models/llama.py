@@ -58,7 +58,9 @@ class Llama:
         self._final_norm = cast["final_norm"]
         self._lm_head = Linear(cast.get("lm_head", self._embedding), linear)
         self._layers = [_layer(cast, index, linear) for index in range(spec.num_layers)]
-        self._cosines, self._sines = _rotary_tables(spec, weights.get("rope_factors"), max_positions, dtype)
+        cosines, sines = rotary_tables(spec, weights.get("rope_factors"), max_positions)
+        self._cosines = torch.cat([cosines, cosines], 1).to(dtype)
+        self._sines = torch.cat([-sines, sines], 1).to(dtype)
         self._workspace = Workspace(dtype)
 
     @property
@@ -103,16 +105,15 @@ def _layer(weights: dict[str, torch.Tensor], index: int, linear: LinearKind) -> 
     )
 
 
-def _rotary_tables(
-    spec: ModelSpec, factors: torch.Tensor | None, max_positions: int, dtype: torch.dtype
+def rotary_tables(
+    spec: ModelSpec, factors: torch.Tensor | None, max_positions: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and signed sines (positions, head_dim) for the rotate-half form."""
+    """Cosines and sines (positions, head_dim / 2), float32."""
     frequencies = torch.tensor(inverse_frequencies(spec), dtype=torch.float32)
     if factors is not None:
         frequencies = frequencies / factors
     angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
-    cosines, sines = angles.cos(), angles.sin()
-    return torch.cat([cosines, cosines], 1).to(dtype), torch.cat([-sines, sines], 1).to(dtype)
+    return angles.cos(), angles.sin()
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"policy": "fair_share", "tenant_weights": [("a", 1)]}, "tenant_weights is [('a', 1)]"),
     ({"decode_stagger": 0}, "decode_stagger is 0: give 1 to 8"),
     ({"speculation": "oracle"}, "speculation is 'oracle': give 'off', 'ngram' or 'worker'"),
-    ({"dtype": "int4"}, "dtype is 'int4': give 'float32' or 'bfloat16'"),
+    ({"dtype": "int4"}, "dtype is 'int4': give 'float32', 'bfloat16' or 'int8'"),
     ({"num_speculative_tokens": 9}, "num_speculative_tokens is 9: give 1 to 8"),
     ({"speculation_by_batch": ((4, 9),)}, "speculation_by_batch is 9: give pairs"),
     ({"speculation_by_batch": ((4, 2), (4, 1))}, "speculation_by_batch has batch sizes [4, 4]"),

@@ -16,6 +16,7 @@ from refold.gpu.kv_cache import KvCache  # noqa: E402
 from refold.gpu.linear import Linear, choose_linear, smallest_invariant_rows  # noqa: E402
 from refold.gpu.model_runner import Entry, ModelRunner  # noqa: E402
 from refold.gpu.models.llama import gated  # noqa: E402
+from refold.gpu.native import SWITCH  # noqa: E402
 from refold.gpu.spec import ModelSpec  # noqa: E402
 from refold.gpu.weights import describe_model  # noqa: E402
 from refold.gpu.worker import TorchWorker  # noqa: E402
@@ -71,11 +72,9 @@ class LogitsDriver(WorkerDriver):
 
     def cache_of(self, request: Request) -> torch.Tensor:
         """Keys and values of all computed positions: (layers, 2 * heads, positions, head_dim)."""
-        cache = self.runner.inner._cache
         size = self.config.block_size
         slots = torch.tensor([request.blocks[at // size] * size + at % size for at in range(request.computed)])
-        stored = cache._keys_and_values
-        return stored.view(stored.shape[0], 2 * cache.num_heads, cache.num_slots, -1)[:, :, slots].clone()
+        return self.runner.inner.cache.read(slots)
 
 
 def config_for(model: str, **changes: object) -> EngineConfig:
@@ -123,7 +122,11 @@ def check_same_bits(
     return compared
 
 
-def test_a_tiny_model_gives_the_same_bits_in_any_company(threads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["native", "torch"])
+def test_a_tiny_model_gives_the_same_bits_in_any_company(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setenv(SWITCH, step)
     home = str(tiny_llama.write_folder(tmp_path, tiny_llama.tensors()))
     config = config_for(home)
     worker = TorchWorker(config, describe_model(home), threads=threads)

@@ -91,9 +91,13 @@ def test_the_factory_goes_by_the_name_of_the_model(tiny: str) -> None:
 
 def test_numbers_that_are_none_lose_the_worker(tiny: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
+    from refold.gpu.models.native_llama import NativeLlama
+
     config = config_for(tiny)
     worker = create_worker(config, threads=1)
-    worker._runner._model._final_norm = torch.full((tiny_llama.WIDTH,), torch.nan)  # type: ignore[attr-defined]
+    model = worker._runner._model  # type: ignore[attr-defined]
+    norm = model._held["final_norm"] if isinstance(model, NativeLlama) else model._model._final_norm
+    norm.fill_(torch.nan)
     drive = WorkerDriver(worker, config)
     with pytest.raises(WorkerLost, match="logits of handle 0 at position 3 are not finite"):
         drive.step([(drive.add([1, 2, 3], Sampling(seed=0, max_tokens=1)), 3)])

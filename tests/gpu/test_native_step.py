@@ -1,0 +1,166 @@
+"""The compiled library: right, the same bits in any company, and missed by nobody where it can't be had."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from refold.gpu.kv_cache import KvCache  # noqa: E402
+from refold.gpu.model_runner import Entry, ModelRunner  # noqa: E402
+from refold.gpu.models.native_llama import NativeLlama, Run, stored_dtype  # noqa: E402
+from refold.gpu.native import SWITCH, Library, build_library, compiler_flags, find_compiler, load_library  # noqa: E402
+from refold.gpu.self_test import find_fault  # noqa: E402
+from refold.gpu.weights import ModelDescription, describe_model, load_weights  # noqa: E402
+from refold.journal.errors import Rejected  # noqa: E402
+from tests.kit import tiny_llama  # noqa: E402
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+LENGTH = 150
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    found = load_library()
+    if isinstance(found, str):
+        pytest.skip(f"no library: {found}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelDescription:
+    return describe_model(str(tiny_llama.write_folder(tmp_path_factory.mktemp("tiny"), tiny_llama.tensors())))
+
+
+def model_of(
+    tiny: ModelDescription, library: Library, dtype: torch.dtype, *, threads: int = 1, block_size: int = 16
+) -> NativeLlama:
+    num_blocks = 4 * (LENGTH // block_size + 1)
+    sizes = {"num_blocks": num_blocks, "block_size": block_size, "dtype": stored_dtype(dtype)}
+    cache = KvCache(tiny.spec, **sizes, are_keys_transposed=True)
+    return NativeLlama(
+        library, tiny.spec, load_weights(tiny), cache, max_positions=LENGTH, dtype=dtype, threads=threads
+    )
+
+
+def tokens(seed: int) -> list[int]:
+    return [(seed * 31 + at * at * 7) % tiny_llama.VOCAB for at in range(LENGTH)]
+
+
+def blocks(model: NativeLlama, number: int) -> list[int]:
+    """Every fourth of the pool's: requests lie between each other."""
+    return list(range(number, model.cache.num_blocks, 4))
+
+
+def whole(model: NativeLlama, number: int = 0) -> torch.Tensor:
+    return model.run([Run(tokens(number), 0, blocks(model, number), LENGTH)]).clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_same_bits_alone_in_company_in_any_cut_and_with_any_threads(
+    tiny: ModelDescription, library: Library, dtype: torch.dtype
+) -> None:
+    model = model_of(tiny, library, dtype)
+    expected = [whole(model, number) for number in range(4)]
+    for threads, block_size in ((1, 16), (2, 16), (3, 16), (2, 32), (2, 8), (1, 7)):
+        other = model_of(tiny, library, dtype, threads=threads, block_size=block_size)
+        assert other.threads == threads
+        start = 0
+        for cut in (1, 2, 3, 1, 13, 44, 1, 17, 47, 1, 20):
+            stop = min(start + cut, LENGTH)
+            # In company: the others are at places of their own, in another order at every step.
+            runs = [Run(tokens(each)[start:stop], start, blocks(other, each), stop - start) for each in range(4)]
+            order = [(each + start) % 4 for each in range(4)]
+            found = other.run([runs[each] for each in order]).clone()
+            for place, each in enumerate(order):
+                rows = found[place * (stop - start) : (place + 1) * (stop - start)]
+                assert torch.equal(rows, expected[each][start:stop]), (threads, block_size, start)
+            start = stop
+        assert start == LENGTH
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)], ids=str)
+def test_it_computes_what_the_torch_operators_do_in_float32(
+    tiny: ModelDescription, library: Library, dtype: torch.dtype, tolerance: float
+) -> None:
+    sizes = {"num_blocks": 40, "block_size": 16, "max_positions": LENGTH}
+    ours = ModelRunner(tiny.spec, load_weights(tiny), **sizes, dtype=dtype, library=library)
+    plain = ModelRunner(tiny.spec, load_weights(tiny), **sizes, dtype=torch.float32, library="a test wants none")
+    assert (ours.facts["step"], ours.facts["native"]) == ("native", library.build)
+    assert (plain.facts["step"], plain.facts["not_native"]) == ("torch", "a test wants none")
+    for first, count in ((0, 70), (70, 1), (71, 3), (74, 1)):
+        entry = Entry(tokens(1)[first : first + count], first, list(range(3, 30)), True)
+        a, b = ours.run([entry]).clone(), plain.run([entry])
+        assert float((a - b).abs().max() / b.abs().max()) < tolerance
+    slots = torch.arange(48, 48 + 75)
+    assert torch.allclose(ours.cache.read(slots).float(), plain.cache.read(slots), atol=30 * tolerance)
+
+
+def test_bytes_are_close_and_need_the_library(tiny: ModelDescription, library: Library) -> None:
+    exact, coarse = (whole(model_of(tiny, library, dtype)) for dtype in (torch.float32, torch.int8))
+    assert float((coarse - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()) < 0.1
+    sizes = {"num_blocks": 40, "block_size": 16, "max_positions": LENGTH}
+    with pytest.raises(Rejected, match="dtype 'int8' needs the compiled library: no C"):
+        ModelRunner(tiny.spec, load_weights(tiny), **sizes, dtype=torch.int8, library="no C++ compiler")
+
+
+def test_the_self_test_notices_a_wrong_weight(tiny: ModelDescription, library: Library) -> None:
+    model = model_of(tiny, library, torch.float32)
+    found = {"num_tokens": LENGTH, "blocks": blocks(model, 0), "dtype": torch.float32}
+    weights = load_weights(tiny)
+    assert find_fault(model, tiny.spec, weights, **found) is None
+    weights["1.key"] = weights["1.key"].flip(0)
+    fault = find_fault(model, tiny.spec, weights, **found)
+    assert fault is not None
+    assert fault.startswith("its logits are off by")
+
+
+def test_without_a_compiler_there_are_words_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    assert load_library() == "no C++ compiler"
+    broken = tmp_path / "c++"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho "cannot" >&2; exit 1\n')
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load_library() == f"{broken}: cannot"
+    assert os.listdir(tmp_path / "refold") == []  # noqa: PTH208 - nothing half made is left
+    monkeypatch.setenv(SWITCH, "torch")
+    assert load_library() == "REFOLD_STEP is torch"
+
+
+def test_a_kept_library_that_is_damaged_is_made_again(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = find_compiler()
+    assert compiler is not None
+    flags = (*compiler_flags(), "-O0")  # quick, and nobody else's
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    assert isinstance(build_library.__wrapped__(compiler, flags), Library)
+    (kept,) = (tmp_path / "first" / "refold").iterdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    damaged = tmp_path / "second" / "refold" / kept.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"\x7fELF and then nothing")
+    assert isinstance(build_library.__wrapped__(compiler, flags), Library)
+    assert damaged.stat().st_size == kept.stat().st_size
+
+
+@pytest.mark.skipif("REFOLD_EXHAUSTIVE" not in os.environ, reason="compiles for other processors: REFOLD_EXHAUSTIVE=1")
+@pytest.mark.parametrize("target", ["-march=x86-64", "-march=x86-64-v3", "-DREFOLD_EMULATE_DOT"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_other_processors_code_is_right_too(
+    tiny: ModelDescription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, dtype: torch.dtype
+) -> None:
+    compiler = find_compiler()
+    assert compiler is not None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = build_library(compiler, (*compiler_flags(), target))
+    assert isinstance(found, Library), found
+    model = model_of(tiny, found, dtype, threads=2)
+    assert (
+        find_fault(model, tiny.spec, load_weights(tiny), num_tokens=LENGTH, blocks=blocks(model, 0), dtype=dtype)
+        is None
+    )
+    test_a_row_has_the_same_bits_alone_in_company_in_any_cut_and_with_any_threads(tiny, found, dtype)
