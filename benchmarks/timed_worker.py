@@ -14,23 +14,28 @@ from refold.gpu import process_main
 
 
 def keep_time(path: str) -> None:
-    """Wrap `ModelRunner.run`; loads torch."""
+    """Wrap `run` of all forms of a model; loads torch."""
     from refold.gpu.model_runner import ModelRunner
+    from refold.gpu.native_runner import NativeRunner
 
     Path(path).write_bytes(bytes(16))
     with open(path, "r+b") as file:  # noqa: PTH123 - it is mapped
         shared = mmap.mmap(file.fileno(), 16)
-    plain, kept = ModelRunner.run, [0, 0.0]
+    kept = [0, 0.0]
 
-    def run(self: ModelRunner, entries: list) -> object:  # type: ignore[type-arg]
-        started_s = time.perf_counter()
-        found = plain(self, entries)
-        kept[0] += 1
-        kept[1] += time.perf_counter() - started_s
-        shared[:16] = struct.pack("<qd", *kept)
-        return found
+    def timed(plain: Any) -> Any:
+        def run(self: Any, entries: Any) -> Any:
+            started_s = time.perf_counter()
+            found = plain(self, entries)
+            kept[0] += 1
+            kept[1] += time.perf_counter() - started_s
+            shared[:16] = struct.pack("<qd", *kept)
+            return found
 
-    ModelRunner.run = run  # type: ignore[method-assign, assignment]
+        return run
+
+    for form in (ModelRunner, NativeRunner):
+        form.run = timed(form.run)  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from refold.gpu.company import Room
 from refold.gpu.digest import digest_rows
 from refold.gpu.drafting import DraftIndex
 from refold.gpu.logprobs import entry_surprisals, surprisals
-from refold.gpu.model_runner import Entry, ModelRunner
+from refold.gpu.model_runner import Entry, Runner
 from refold.gpu.sampler import Draw, accepted_run, check_finite, choose_tokens, draws_behind
 from refold.gpu.trusted_runner import trusted_runner
 from refold.gpu.weights import ModelDescription, load_weights
@@ -97,7 +97,7 @@ class TorchWorker:
         self._slots: dict[int, Slot] = {}
         room = Room(config.num_blocks, config.block_size, config.max_model_len)
         runner, facts = trusted_runner(description.spec, load_weights(description), room, DTYPES[dtype])
-        self._runner: ModelRunner | None = runner
+        self._runner: Runner | None = runner
         self._environment = {**_machine(), "dtype": dtype, "weights": description.fingerprint, **facts}
 
     def environment(self) -> dict[str, str]:

@@ -8,17 +8,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from refold.gpu.company import Room, find_dependence  # noqa: E402
 from refold.gpu.kv_cache import KvCache  # noqa: E402
 from refold.gpu.model_runner import Entry, ModelRunner  # noqa: E402
 from refold.gpu.models.native_llama import NativeLlama, Run, stored_dtype  # noqa: E402
 from refold.gpu.native import SWITCH, Library, build_library, compiler_flags, find_compiler, load_library  # noqa: E402
-from refold.gpu.self_test import find_fault  # noqa: E402
+from refold.gpu.native_runner import NativeRunner  # noqa: E402
+from refold.gpu.plain import find_error  # noqa: E402
+from refold.gpu.trusted_runner import trusted_runner  # noqa: E402
 from refold.gpu.weights import ModelDescription, describe_model, load_weights  # noqa: E402
 from refold.journal.errors import Rejected  # noqa: E402
 from tests.kit import tiny_llama  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 LENGTH = 150
+ROOM = Room(num_blocks=40, block_size=16, max_positions=LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -85,36 +89,62 @@ def test_a_row_has_the_same_bits_alone_in_company_in_any_cut_and_with_any_thread
 def test_it_computes_what_the_torch_operators_do_in_float32(
     tiny: ModelDescription, library: Library, dtype: torch.dtype, tolerance: float
 ) -> None:
-    sizes = {"num_blocks": 40, "block_size": 16, "max_positions": LENGTH}
-    ours = ModelRunner(tiny.spec, load_weights(tiny), **sizes, dtype=dtype, library=library)
-    plain = ModelRunner(tiny.spec, load_weights(tiny), **sizes, dtype=torch.float32, library="a test wants none")
-    assert (ours.facts["step"], ours.facts["native"]) == ("native", library.build)
-    assert (plain.facts["step"], plain.facts["not_native"]) == ("torch", "a test wants none")
+    ours = NativeRunner(library, tiny.spec, load_weights(tiny), ROOM, dtype)
+    plain = ModelRunner(tiny.spec, load_weights(tiny), **ROOM._asdict(), dtype=torch.float32)
     for first, count in ((0, 70), (70, 1), (71, 3), (74, 1)):
-        entry = Entry(tokens(1)[first : first + count], first, list(range(3, 30)), True)
+        entry = Entry(tokens(1)[first : first + count], first, list(range(3, 30)), 1)
         a, b = ours.run([entry]).clone(), plain.run([entry])
         assert float((a - b).abs().max() / b.abs().max()) < tolerance
     slots = torch.arange(48, 48 + 75)
     assert torch.allclose(ours.cache.read(slots).float(), plain.cache.read(slots), atol=30 * tolerance)
 
 
-def test_bytes_are_close_and_need_the_library(tiny: ModelDescription, library: Library) -> None:
+def test_bytes_are_close_and_need_the_library(
+    tiny: ModelDescription, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exact, coarse = (whole(model_of(tiny, library, dtype)) for dtype in (torch.float32, torch.int8))
     assert float((coarse - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt()) < 0.1
-    sizes = {"num_blocks": 40, "block_size": 16, "max_positions": LENGTH}
-    with pytest.raises(Rejected, match="dtype 'int8' needs the compiled library: no C"):
-        ModelRunner(tiny.spec, load_weights(tiny), **sizes, dtype=torch.int8, library="no C++ compiler")
+    monkeypatch.setenv(SWITCH, "torch")
+    with pytest.raises(Rejected, match="dtype 'int8' needs the compiled library: REFOLD_STEP is torch"):
+        trusted_runner(tiny.spec, load_weights(tiny), ROOM, torch.int8)
 
 
-def test_the_self_test_notices_a_wrong_weight(tiny: ModelDescription, library: Library) -> None:
-    model = model_of(tiny, library, torch.float32)
-    found = {"num_tokens": LENGTH, "blocks": blocks(model, 0), "dtype": torch.float32}
-    weights = load_weights(tiny)
-    assert find_fault(model, tiny.spec, weights, **found) is None
-    weights["1.key"] = weights["1.key"].flip(0)
-    fault = find_fault(model, tiny.spec, weights, **found)
-    assert fault is not None
-    assert fault.startswith("its logits are off by")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_library_is_trusted_if_it_is_right_and_named(
+    tiny: ModelDescription, library: Library, dtype: torch.dtype
+) -> None:
+    runner, facts = trusted_runner(tiny.spec, load_weights(tiny), ROOM, dtype)
+    assert isinstance(runner, NativeRunner)
+    assert facts == {"step": "native", "native": library.build, "batch_invariant": "yes", "self_test": "passed"}
+
+
+def test_a_library_that_is_wrong_is_given_up_for_torch(
+    tiny: ModelDescription, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = load_weights(tiny)
+    other["1.key"] = other["1.key"].flip(0)
+    monkeypatch.setattr("refold.gpu.trusted_runner.NativeRunner", Wrong)
+    Wrong.weights = other
+    _, facts = trusted_runner(tiny.spec, load_weights(tiny), ROOM, torch.float32)
+    assert facts["step"] == "torch"
+    assert facts["self_test"].startswith("passed (native: its logits are off by")
+    with pytest.raises(Rejected, match="dtype 'int8' needs the compiled library: it fails its self-test"):
+        trusted_runner(tiny.spec, load_weights(tiny), ROOM, torch.int8)
+
+
+class Wrong(NativeRunner):
+    """Computes another model."""
+
+    weights: dict[str, torch.Tensor]
+
+    def __init__(self, library: Library, spec: object, _: object, room: Room, dtype: torch.dtype) -> None:
+        super().__init__(library, spec, self.weights, room, dtype)  # type: ignore[arg-type]
+
+
+def test_without_a_library_torch_computes_and_says_why(tiny: ModelDescription, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "torch")
+    _, facts = trusted_runner(tiny.spec, load_weights(tiny), ROOM, torch.float32)
+    assert (facts["step"], facts["not_native"], facts["self_test"]) == ("torch", "REFOLD_STEP is torch", "passed")
 
 
 def test_without_a_compiler_there_are_words_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +188,7 @@ def test_other_processors_code_is_right_too(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = build_library(compiler, (*compiler_flags(), target))
     assert isinstance(found, Library), found
-    model = model_of(tiny, found, dtype, threads=2)
-    assert (
-        find_fault(model, tiny.spec, load_weights(tiny), num_tokens=LENGTH, blocks=blocks(model, 0), dtype=dtype)
-        is None
-    )
+    runner = NativeRunner(found, tiny.spec, load_weights(tiny), ROOM, dtype)
+    assert find_dependence(runner.run, tiny.spec.vocab_size, ROOM) is None
+    assert find_error(runner.run, tiny.spec, load_weights(tiny), ROOM, dtype) is None
     test_a_row_has_the_same_bits_alone_in_company_in_any_cut_and_with_any_threads(tiny, found, dtype)

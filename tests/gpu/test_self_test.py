@@ -9,6 +9,7 @@ from refold.gpu.company import LENGTHS, STEPS, Fault, Room, find_dependence  # n
 from refold.gpu.factory import create_worker  # noqa: E402
 from refold.gpu.model_runner import Entry, ModelRunner  # noqa: E402
 from refold.gpu.models import llama  # noqa: E402
+from refold.gpu.native import SWITCH  # noqa: E402
 from refold.gpu.weights import describe_model, load_weights  # noqa: E402
 from tests.kit import tiny_llama  # noqa: E402
 from tests.kit.worker_contract import config_for  # noqa: E402
@@ -69,11 +70,17 @@ def test_one_bit_in_one_step_of_company_is_found() -> None:
     assert find_dependence(run, 160, Room(64, 16, 768)) is None
 
 
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "torch")
+
+
 def row_dependent(rows: torch.Tensor) -> torch.Tensor:
     """Rows of a size that no probe of single layers has get other bits."""
     return rows * (1 + 2.0**-20) if len(rows) in {100, 20, 33} else rows
 
 
+@pytest.mark.usefixtures("without_library")
 def test_packed_layers_that_fail_in_company_are_given_up_for_plain_ones(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +99,7 @@ def test_packed_layers_that_fail_in_company_are_given_up_for_plain_ones(
     assert told["batch_invariant"] == "yes"
 
 
+@pytest.mark.usefixtures("without_library")
 def test_without_packing_operators_the_plain_ones_are_tried_and_named(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +112,7 @@ def test_without_packing_operators_the_plain_ones_are_tried_and_named(
     assert told["self_test"].startswith(("passed", "failed (packed: "))
 
 
+@pytest.mark.usefixtures("without_library")
 def test_where_everything_fails_the_worker_works_and_says_so(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attend = attention.attend
 

@@ -96,7 +96,7 @@ def test_numbers_that_are_none_lose_the_worker(tiny: str) -> None:
     config = config_for(tiny)
     worker = create_worker(config, threads=1)
     model = worker._runner._model  # type: ignore[attr-defined]
-    norm = model._held["final_norm"] if isinstance(model, NativeLlama) else model._model._final_norm
+    norm = model._held["final_norm"] if isinstance(model, NativeLlama) else model._final_norm
     norm.fill_(torch.nan)
     drive = WorkerDriver(worker, config)
     with pytest.raises(WorkerLost, match="logits of handle 0 at position 3 are not finite"):

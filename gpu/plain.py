@@ -1,50 +1,38 @@
-"""Before the compiled library is trusted with a model: are its logits right, and a row's bits the same in any company?
+"""Logits by the book: a plain forward pass of torch operators over the float32 weights, to hold faster forms against."""
 
-Some tokens are computed as one run and cut into small ones, and compared bit by bit; the first few also with a plain forward
-pass of torch operators over the float32 weights. It takes some tens of milliseconds for a small model, and writes into
-the first blocks of a cache that nobody has read yet.
-"""
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
+from refold.gpu.company import Room
+from refold.gpu.model_runner import Entry
 from refold.gpu.models.llama import rotary_tables
-from refold.gpu.models.native_llama import NativeLlama, Run
 from refold.gpu.spec import ModelSpec
 
-NUM_PROBE_TOKENS = 40
-CUTS = (1, 1, 2, 3, 13, 20)
-NUM_PLAIN_TOKENS = 5
+NUM_TOKENS = 5
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.int8: 0.5}
-"""Of the largest logit. The plain pass keeps float32; bfloat16 weights differ from it by that much, a wrong sum by more."""
+"""Of the largest logit. Rounded weights differ from float32 by less, a wrong sum by more."""
 
 
-def find_fault(
-    model: NativeLlama,
+def find_error(
+    run: Callable[[list[Entry]], torch.Tensor],
     spec: ModelSpec,
     weights: dict[str, torch.Tensor],
-    *,
-    num_tokens: int,
-    blocks: list[int],
+    room: Room,
     dtype: torch.dtype,
 ) -> str | None:
-    """What is wrong with the library, in words. None: nothing. `blocks` hold `num_tokens` positions at least."""
-    tokens = [(7 * at + at * at) % spec.vocab_size for at in range(min(NUM_PROBE_TOKENS, num_tokens))]
-    whole = model.run([Run(tokens, 0, blocks, len(tokens))]).clone()
-    if not bool(whole.isfinite().all()):
-        return "its logits are not finite"
-    start = 0
-    for cut in CUTS:
-        part = tokens[start : start + cut]
-        if part and not torch.equal(model.run([Run(part, start, blocks, len(part))]), whole[start : start + len(part)]):
-            return f"{len(part)} rows from position {start} have other bits alone"
-        start += cut
-    plain = _plain(spec, weights, tokens[:NUM_PLAIN_TOKENS])
-    distance = float((whole[: len(plain)] - plain).abs().max() / plain.abs().max())
+    """How far the logits of `run` are off, in words; None: within what `dtype` rounds. The cache must be unused."""
+    count = min(NUM_TOKENS, room.max_positions, room.num_blocks * room.block_size)
+    tokens = [(7 * at + at * at) % spec.vocab_size for at in range(count)]
+    found = run([Entry(tokens, 0, list(range(room.num_blocks)), count)])
+    plain = plain_logits(spec, weights, tokens)
+    distance = float((found - plain).abs().max() / plain.abs().max())
+    # NaN is not less than anything.
     return None if distance < TOLERANCE[dtype] else f"its logits are off by {distance:.2g} of the largest"
 
 
-def _plain(spec: ModelSpec, weights: dict[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:
+def plain_logits(spec: ModelSpec, weights: dict[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:
     """Logits (tokens, vocabulary) of one sequence, by the book."""
     hidden = weights["embedding"][tokens]
     cosines, sines = (table[:, None] for table in rotary_tables(spec, weights.get("rope_factors"), len(tokens)))
