@@ -11,7 +11,7 @@ from refold.gpu.models.llama import rotary_tables
 from refold.gpu.spec import ModelSpec
 
 NUM_TOKENS = 5
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.int8: 0.5}
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.int8: 0.3}
 """Of the largest logit. Rounded weights differ from float32 by less, a wrong sum by more."""
 
 

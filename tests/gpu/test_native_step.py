@@ -121,8 +121,7 @@ def test_a_library_is_trusted_if_it_is_right_and_named(
 def test_a_library_that_is_wrong_is_given_up_for_torch(
     tiny: ModelDescription, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = load_weights(tiny)
-    other["1.key"] = other["1.key"].flip(0)
+    other = {name: each.flip(0) for name, each in load_weights(tiny).items()}
     monkeypatch.setattr("refold.gpu.trusted_runner.NativeRunner", Wrong)
     Wrong.weights = other
     _, facts = trusted_runner(tiny.spec, load_weights(tiny), ROOM, torch.float32)
