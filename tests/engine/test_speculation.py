@@ -38,9 +38,20 @@ def verified_events(journal: Path) -> list[Event]:
         return [event for record in reader.read() for event in decode(record)]
 
 
-@pytest.fixture(params=[0.0, 0.7], ids=["greedy", "sampled"])
+@pytest.fixture(params=["greedy", "sampled", "penalised"])
 def sampling(request: pytest.FixtureRequest) -> list[SamplingParams]:
-    return [SamplingParams(temperature=request.param, seed=n, max_tokens=48, ignore_eos=True) for n in range(4)]
+    """The last kind looks at the tokens before: for a row behind a draft, at the draft too."""
+    options = {
+        "greedy": {"temperature": 0},
+        "sampled": {"temperature": 0.7},
+        "penalised": {
+            "temperature": 0.3,
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.1,
+            "frequency_penalty": 0.05,
+        },
+    }[request.param]
+    return [SamplingParams(seed=n, max_tokens=48, ignore_eos=True, **options) for n in range(4)]
 
 
 def test_no_token_depends_on_drafts(tiny: str, tmp_path: Path, sampling: list[SamplingParams]) -> None:
