@@ -65,6 +65,9 @@ SHAPES: dict[str, Wrong] = {
     "a negative token": lambda r: {"token_ids": [-1, *r.token_ids[1:]]},
     "a token beyond the vocabulary": lambda r: {"token_ids": [*r.token_ids[:-1], 1000]},
     "a token beyond all bounds": lambda r: {"token_ids": [2**80, *r.token_ids[1:]]},
+    "one digest too few": lambda r: {"digests": [7] * (len(r.token_ids) - 1)},
+    "a negative digest": lambda r: {"digests": [-1] * len(r.token_ids)},
+    "a digest of 65 bits": lambda r: {"digests": [1 << 64] * len(r.token_ids)},
 }
 CHUNKS: dict[str, Wrong] = {
     "a chunk that sampled": lambda r: {"counts": [1, 1, 1], "token_ids": [*r.token_ids, 5]},
