@@ -41,6 +41,11 @@ class Lifecycle:
         Raises:
             Rejected: an argument can't be; names it, its value and the remedy.
         """
+        if make_worker is not None and options.get("worker") == "process":
+            raise Rejected(
+                "worker is 'process' and make_worker is given: a worker of your own is where you make it; for a process of its "
+                "own, let make_worker return one that speaks to it, as refold.gpu.process.ProcessWorker does"
+            )
         self._given_store = journal if isinstance(journal, JournalStore) else None
         url = "memory:" if isinstance(journal, JournalStore) else as_url(journal)
         self.args = EngineArgs(model=model, journal=url, **options)

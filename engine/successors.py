@@ -43,6 +43,7 @@ def _threads(environment: Mapping[str, str]) -> int | None:
 
 def _dtype(environment: Mapping[str, str]) -> Dtype:
     told = environment.get("dtype", "float32")
-    if told not in get_args(Dtype):
+    dtypes: dict[str, Dtype] = {dtype: dtype for dtype in get_args(Dtype)}
+    if told not in dtypes:
         raise Rejected(f"the journal's worker computed in {told!r}, which this refold can't: use the one that wrote it")
-    return "bfloat16" if told == "bfloat16" else "float32"
+    return dtypes[told]

@@ -81,10 +81,16 @@ def _execute(
     from refold.engine.successors import Successors
 
     stop = position_of(timeline, at, journal) + 1
+    expect = reader.head() if at is None else None  # all of it: what the head promises must be there
     try:
         with bar("executing", stop, "records") as progress:
             found = reexecute(
-                reader, Successors(model).make, stop=stop, on_record=progress.advance, any_environment=any_environment
+                reader,
+                Successors(model).make,
+                stop=stop if expect is None else expect.position,
+                expect=expect,
+                on_record=progress.advance,
+                any_environment=any_environment,
             )
     except OtherEnvironment as error:
         raise executed.refusal(error, journal) from error

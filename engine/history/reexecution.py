@@ -30,6 +30,7 @@ from refold.journal.content import is_placeholder
 from refold.journal.errors import InvariantViolation, RefoldError, Rejected, WorkerLost
 from refold.journal.events import EngineConfig, EngineOpened, Event, RequestSubmitted, WorkerStarted
 from refold.journal.events import WorkerLost as WorkerLostEvent
+from refold.journal.record import Head
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.scheduler.state import State
 
@@ -90,11 +91,12 @@ def reexecute(
     make_worker: MakeSuccessor,
     stream: str = DEFAULT_STREAM,
     stop: int | None = None,
+    expect: Head | None = None,
     on_record: Callable[[], object] = unheard,
     *,
     any_environment: bool = False,
 ) -> Reexecuted:
-    """Execute the schedule of the records before `stop` again, up to the first token that differs.
+    """Execute the schedule of the records before `stop` again, up to the first token that differs. They must reach `expect`.
 
     Raises:
         OtherEnvironment: the new worker isn't like the recorded one, and `any_environment` isn't given.
@@ -104,7 +106,7 @@ def reexecute(
     """
     run = _Run(make_worker, any_environment=any_environment)
     try:
-        for record, events, state in replay(reader, stream, stop):
+        for record, events, state in replay(reader, stream, stop, expect=expect):
             run.observe(record.position, events, state)
             on_record()
             if run.has_parted:

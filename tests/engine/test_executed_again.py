@@ -1,6 +1,7 @@
 """What a model with weights computed is computed again by another process, bit by bit."""
 
 import json
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -106,3 +107,27 @@ def test_a_changed_number_of_logits_is_found_at_its_place(journal: Path, monkeyp
     assert found.num_rows_different == 1
     assert found.first is not None
     assert (found.first.what, found.num_tokens) == ("logits", 7 * 40)
+
+
+def test_int8_is_computed_again_in_int8(tmp_path: Path) -> None:
+    model = str(tiny_llama.write_folder(tmp_path / "tiny", tiny_llama.tensors(seed=3)))
+    options = {**HARD, "dtype": "int8"}
+    try:
+        with Engine(model, str(tmp_path / "run.db"), **options) as engine:  # type: ignore[arg-type]
+            engine.run(PROMPTS[:1], SamplingParams(max_tokens=6, ignore_eos=True))
+    except Rejected as error:
+        pytest.skip(f"no compiler here: {error}")
+    with closing(open_reader(str(tmp_path / "run.db"))) as reader:
+        found = reexecute(reader, Successors(None).make)
+    assert (found.first, found.differences, found.num_tokens) == (None, {}, 6)
+
+
+def test_a_journal_without_its_tail_is_not_equal(tmp_path: Path) -> None:
+    journal = tmp_path / "run.db"
+    with Engine("simulated", str(journal)) as engine:
+        engine.run(["one", "two"], SamplingParams(max_tokens=8))
+    with closing(sqlite3.connect(journal)) as connection, connection:
+        connection.execute("DELETE FROM journal_records WHERE position > 12")
+    status, stdout, stderr = finished("replay", "--execute", str(journal))
+    assert (status, stdout) == (3, "")
+    assert "its tail was cut off" in stderr or "records were there" in stderr

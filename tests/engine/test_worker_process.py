@@ -12,7 +12,7 @@ from typing import Self
 
 import pytest
 
-from refold import Engine, SamplingParams
+from refold import Engine, Rejected, SamplingParams
 from refold.gpu.process import ProcessWorker
 from refold.journal.events import EngineConfig, WorkerLost, WorkerStarted
 from refold.journal.stores import open_reader
@@ -131,3 +131,8 @@ def test_a_campaign_of_attacks_on_workers_loses_nothing() -> None:
     seen = campaign(int(os.environ.get("REFOLD_KILLS", "200")), 7, "simulated")
     assert seen["lost"] >= 3
     assert not seen["verdicts"]
+
+
+def test_a_worker_of_ones_own_is_not_said_to_be_in_a_process() -> None:
+    with pytest.raises(Rejected, match="worker is 'process' and make_worker is given"):
+        Engine(MODEL, make_worker=ProcessWorker, worker="process")
