@@ -1,6 +1,11 @@
-"""Exporting the views as Parquet files, a page of rows at a time."""
+"""Exporting the views as Parquet files, a page of rows at a time.
 
-from collections.abc import Iterator
+`batch_mates` pairs every entry of a batch with every other, so it has as many times more rows than `tokens` as a batch is wide
+(at 128 requests, a million request-events are some sixty million pairs and minutes of work). It's `step_entries` joined with
+itself, which whoever reads Parquet does better there; so it's only written where it's named.
+"""
+
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ _TEXTS = (
     "cause policy origin mate_request_id mate_kind computed_by_request_id fate close_reason refold_version model environment "
     "message rule chain damage head_hash"
 )
+PAIRS = "batch_mates"
 _FLOATS = "fraction acceptance share mean_owned_blocks"
 _TYPES = dict.fromkeys(_TEXTS.split(), "string") | dict.fromkeys(_FLOATS.split(), "float64")
 
@@ -24,8 +30,10 @@ def type_of(column: str) -> str:
     return _TYPES.get(column, "int64")
 
 
-def export_views(asked: Questions, folder: str) -> Iterator[tuple[str, int]]:
-    """Write each view as `FOLDER/name.parquet`; yields its name and how many rows it had, when it's written.
+def export_views(asked: Questions, folder: str, names: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
+    """Write views as `FOLDER/name.parquet`; yields a view's name and how many rows it had, when it's written.
+
+    Without `names`, every view but `batch_mates`.
 
     Raises:
         Rejected: the folder can't be written, or pyarrow isn't installed.
@@ -40,9 +48,9 @@ def export_views(asked: Questions, folder: str) -> Iterator[tuple[str, int]]:
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for view in VIEWS:
-            answer = asked.ask(f"SELECT * FROM {view.name}")  # noqa: S608 - our own names
-            yield view.name, _write(answer, target / f"{view.name}.parquet", pa, parquet)
+        for name in [view.name for view in VIEWS if view.name in names or (not names and view.name != PAIRS)]:
+            answer = asked.ask(f"SELECT * FROM {name}")  # noqa: S608 - our own names
+            yield name, _write(answer, target / f"{name}.parquet", pa, parquet)
     except OSError as error:
         raise Rejected(f"cannot write {target}: {error.strerror or error}; name another folder") from error
 

@@ -8,7 +8,7 @@ import click
 
 from refold.engine.cli.answers import answer_options, asking, caught_up, show, there_is_one
 from refold.engine.cli.app import debug_option
-from refold.engine.cli.console import journal_argument, json_option, named, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, named, note, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
 from refold.engine.history.plain import count
 from refold.projections.audit.catalogue import BY_NAME, VIEWS, View
@@ -116,13 +116,26 @@ def rebuild(journal: str) -> None:
 @verb("export", "")
 @click.argument("folder")
 @journal_argument
-def export(folder: str, journal: str) -> None:
-    """Write each view to FOLDER as a Parquet file, for DuckDB, pandas and the like (needs refold[analytics])."""
-    from refold.engine.audit.export import export_views
+@click.option(
+    "--view",
+    "views",
+    multiple=True,
+    type=click.Choice([view.name for view in VIEWS]),
+    metavar="NAME",
+    help="Only this view (may be given again).",
+)
+def export(folder: str, journal: str, views: tuple[str, ...]) -> None:
+    """Write the views to FOLDER as Parquet files, for DuckDB, pandas and the like (needs refold[analytics]).
+
+    batch_mates, which is step_entries joined with itself and as many times larger as batches are wide, only by its name.
+    """
+    from refold.engine.audit.export import PAIRS, export_views
 
     with asking(journal, as_is=False) as asked:
-        for name, num_rows in export_views(asked, folder):
+        for name, num_rows in export_views(asked, folder, views):
             write(f"{name}.parquet: {count(num_rows, 'row')}")
+    if not views:
+        note(f"{PAIRS} is step_entries joined with itself: left out; --view {PAIRS} writes it too")
 
 
 _FILTERS = {

@@ -220,7 +220,11 @@ def test_follow_projects_what_comes_until_it_is_interrupted(tmp_path):
 
 def test_export_writes_each_view_as_parquet(journal, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    assert refold("audit", "export", tmp_path / "lake", journal).exit_code == 0
+    done = refold("audit", "export", tmp_path / "lake", journal)
+    assert done.exit_code == 0
+    assert "--view batch_mates writes it too" in done.stderr
+    assert not (tmp_path / "lake" / "batch_mates.parquet").exists(), "it's every batch times itself"
+    assert refold("audit", "export", tmp_path / "lake", journal, "--view", "batch_mates").stdout.startswith("batch_m")
     for view in VIEWS:
         table = parquet.read_table(tmp_path / "lake" / f"{view.name}.parquet")
         told = rows(refold("sql", journal, f"SELECT * FROM {view.name}", "--json").stdout)
