@@ -60,7 +60,7 @@ def event_columns(step: int) -> bytes:
     ).encode()
 
 
-def _sqlite(path: Path) -> sqlite3.Connection:
+def raw_sqlite(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
@@ -69,7 +69,7 @@ def _sqlite(path: Path) -> sqlite3.Connection:
 
 
 def sqlite_rows(folder: Path) -> Contestant:
-    connection = _sqlite(folder / "rows.db")
+    connection = raw_sqlite(folder / "rows.db")
 
     def write(step: Step) -> None:
         connection.execute("BEGIN IMMEDIATE")
@@ -80,7 +80,7 @@ def sqlite_rows(folder: Path) -> Contestant:
 
 
 def _sqlite_blob(folder: Path, name: str, of: Callable[[Step], bytes]) -> Contestant:
-    connection = _sqlite(folder / f"{name}.db")
+    connection = raw_sqlite(folder / f"{name}.db")
 
     def write(step: Step) -> None:
         connection.execute("BEGIN IMMEDIATE")

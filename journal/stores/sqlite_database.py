@@ -6,8 +6,10 @@ head is where it will stay.
 """
 
 import contextlib
+import sqlite3
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,11 @@ _MOVE_HEAD = """
 UPDATE journal_streams SET head_position = ?, head_hash = ?
 WHERE stream_id = ? AND engine_epoch = ? AND head_position = ? AND head_hash = ?
 """
-_INSERT = f"""
-INSERT INTO journal_records (stream_id, {", ".join(RECORD_COLUMNS)}) VALUES (?{", ?" * len(RECORD_COLUMNS)})
-"""  # noqa: S608 - names of columns
+_ROW = f"(?{', ?' * len(RECORD_COLUMNS)})"
+_INSERT = f"INSERT INTO journal_records (stream_id, {', '.join(RECORD_COLUMNS)}) VALUES {_ROW}"  # noqa: S608 - columns
+_INSERTS = {num_rows: f"{_INSERT}{f', {_ROW}' * (num_rows - 1)}" for num_rows in (16, 4, 1)}
+"""Statements for so many rows. The driver lets go of the interpreter for each statement, and where the engine is busy it takes
+long to get it back: nine rows one by one cost a first token up to a millisecond."""
 
 
 class SqliteDatabase(Database):
@@ -70,6 +74,7 @@ class SqliteDatabase(Database):
 
     def prepare_writer(self, connection: sa.Connection) -> None:
         sqlite_engine.enter_wal(connection, self._path)
+        sqlite_engine.driver(connection).execute("PRAGMA busy_timeout=0")  # see `begin_immediate`
 
     def transaction(self, connection: sa.Connection) -> AbstractContextManager[Any]:
         return connection.begin()
@@ -93,7 +98,7 @@ class SqliteDatabase(Database):
             if driver.execute(_MOVE_HEAD, (after.position, after.hash, *guard)).rowcount != 1:
                 driver.execute("ROLLBACK")
                 return False
-            driver.executemany(_INSERT, rows)
+            _insert(driver, rows)
             driver.commit()
         except sqlite_engine.DRIVER_ERRORS as error:
             raise sa.exc.DBAPIError("append", None, error) from error
@@ -146,9 +151,12 @@ class SqliteDatabase(Database):
     def vacuum(self) -> None:
         """In WAL mode, where a killed one is undone by whoever reads next; the pages keep their size."""
         connection = self.writing()
+        driver = sqlite_engine.driver(connection)
         try:
-            sqlite_engine.driver(connection).execute("VACUUM")
+            driver.execute(f"PRAGMA busy_timeout={round(self._busy_timeout_s * 1000)}")
+            driver.execute("VACUUM")
             sqlite_engine.checkpoint(connection, "TRUNCATE")
+            driver.execute("PRAGMA busy_timeout=0")
         except sqlite_engine.DRIVER_ERRORS as error:
             raise sa.exc.DBAPIError("VACUUM", None, error) from error
         self._wal_bytes = 0
@@ -164,3 +172,12 @@ class SqliteDatabase(Database):
         if self._owner is not None:
             self._owner.release()
             self._owner = None
+
+
+def _insert(driver: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows in as few statements as there are sizes for."""
+    at = 0
+    for num_rows, statement in _INSERTS.items():
+        while len(rows) - at >= num_rows:
+            driver.execute(statement, list(chain.from_iterable(rows[at : at + num_rows])))
+            at += num_rows

@@ -81,24 +81,21 @@ def _on_begin(connection: sa.Connection, *, busy_timeout_s: float) -> None:
 def begin_immediate(connection: sqlite3.Connection, patience_s: float) -> None:
     """Begin a transaction that writes, when whoever else writes is done.
 
-    SQLite would wait in the same rhythm as everybody else who waits; two that collide would do so again.
+    The connection should not wait by itself (`busy_timeout` 0): SQLite would wait in the same rhythm as everybody else who
+    waits, and two that collide would do so again.
 
     Raises:
         sqlite3.Error: nobody else was done in time, or it's no question of time.
     """
     patience = Patience(patience_s)
-    connection.execute("PRAGMA busy_timeout=0")
-    try:
-        while True:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if not is_busy(error) or not patience.wait():
-                    raise
-            else:
-                return
-    finally:
-        connection.execute(f"PRAGMA busy_timeout={round(patience_s * 1000)}")
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or not patience.wait():
+                raise
+        else:
+            return
 
 
 def is_busy(error: sqlite3.Error) -> bool:

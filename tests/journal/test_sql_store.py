@@ -62,7 +62,7 @@ class TestSettings:
         store.open_stream()
         raw = sqlite_engine.driver(store._database.writer)
         asked = ("journal_mode", "synchronous", "wal_autocheckpoint", "foreign_keys", "mmap_size", "busy_timeout")
-        assert [raw.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == ["wal", 2, 0, 1, 0, 5000]
+        assert [raw.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == ["wal", 2, 0, 1, 0, 0]
 
     def test_a_reader_can_not_write_or_checkpoint(self, path):
         raw = open_reader(str(path))._connection
