@@ -123,7 +123,7 @@ class EngineCore:
         for command in opening:
             self._turns.take(command)
         self._first_handle = self.state.requests.next_handle
-        self._seat.fill()
+        self._seat.fill(self.state)
         self._thread.start()
 
     def ask(self, ask: Ask) -> "Future[Output | None]":
@@ -322,7 +322,7 @@ class EngineCore:
         position = self._turns.take(LoseWorker(reason=one_line(cause), by_step=True))
         self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
         is_found = len(self.state.suspicion.quarantined) > num_quarantined
-        self._seat.replace(cause, died_at_work=bool(steps), is_found=is_found)
+        self._seat.replace(self.state, cause, died_at_work=bool(steps), is_found=is_found)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
