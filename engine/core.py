@@ -17,7 +17,7 @@ requests compute again; only a failed journal, a worker that dies again and agai
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +39,7 @@ from refold.engine.messages import (
     violation,
     worker_lost,
 )
+from refold.engine.slow_step import why_slow
 from refold.engine.stall import stall
 from refold.engine.turns import FoldBroken, Turns
 from refold.engine.worker_seat import WorkerSeat
@@ -272,7 +273,12 @@ class EngineCore:
             return
         self._turns.take(StartWorker(kind=message.kind, environment=message.environment))
         if not self.ready.done():
+            self._tell_if_slow(message.environment)
             self.ready.set_result(None)
+
+    def _tell_if_slow(self, environment: Mapping[str, str]) -> None:
+        if (slow := why_slow(environment)) is not None:
+            self._log.warning("worker_slow", reason=slow[0], hint=slow[1])
 
     def _step_done(self, message: StepDone) -> None:
         output = message.output

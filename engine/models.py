@@ -150,8 +150,10 @@ class _Numbers:
 
 
 def _weighted(name: str, worker: WorkerOptions) -> Model:
-    from refold.gpu.weights import describe_model  # noqa: PLC0415 - the simulated model needs none of it
+    from refold.gpu.native import check_switch  # noqa: PLC0415 - the simulated model needs none of it
+    from refold.gpu.weights import describe_model  # noqa: PLC0415
 
+    check_switch()
     description = describe_model(name)
     spec = description.spec
     assert spec is not None, name
