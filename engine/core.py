@@ -309,6 +309,8 @@ class EngineCore:
         if self.ready.done():
             self._lose_worker(lost)
             return
+        if self._closing_until_s is not None:  # nobody wants it any more, and so it was ended
+            return
         if isinstance(lost, Rejected):
             self._refuse_newcomers(lost)
         raise lost
