@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from msgspec import UNSET
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from refold.engine.models import STEP_TIMEOUT_S, Dtype, Model, WorkerPlace
+from refold.engine.models import START_TIMEOUT_S, STEP_TIMEOUT_S, Dtype, Model, WorkerPlace
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Policy, Sampling, Speculation
 from refold.journal.store import DEFAULT_STREAM
@@ -196,6 +196,7 @@ class EngineArgs(_Checked):
         worker: `process` runs the worker in a process of its own, which may be killed, hang or run out of memory without harm to
             the engine; `thread` in this one, for debuggers and notebooks. None for a process, or a thread if it's simulated.
         step_timeout_s: seconds after which a worker process that still computes one step is given up.
+        start_timeout_s: seconds that a worker process has until its first sign of life; a busy machine may need more.
     """
 
     model: str = Field(min_length=1, max_length=4096, description="a model's name, file or folder")
@@ -240,6 +241,7 @@ class EngineArgs(_Checked):
     dtype: Dtype = Field(default="float32", description="'float32', 'bfloat16' or 'int8'")
     worker: WorkerPlace | None = Field(default=None, description="'process', 'thread' or None")
     step_timeout_s: float = Field(default=STEP_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds")
+    start_timeout_s: float = Field(default=START_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds")
 
     @model_validator(mode="after")
     def _fit_together(self) -> "EngineArgs":
@@ -327,6 +329,7 @@ class EngineOptions(TypedDict, total=False):
     dtype: Dtype
     worker: WorkerPlace | None
     step_timeout_s: float
+    start_timeout_s: float
 
 
 def short(value: object) -> str:

@@ -17,7 +17,7 @@ requests compute again; only a failed journal, a worker that dies again and agai
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +39,7 @@ from refold.engine.messages import (
     violation,
     worker_lost,
 )
+from refold.engine.slow_step import why_slow
 from refold.engine.stall import stall
 from refold.engine.turns import FoldBroken, Turns
 from refold.engine.worker_seat import WorkerSeat
@@ -123,7 +124,7 @@ class EngineCore:
         for command in opening:
             self._turns.take(command)
         self._first_handle = self.state.requests.next_handle
-        self._seat.fill()
+        self._seat.fill(self.state)
         self._thread.start()
 
     def ask(self, ask: Ask) -> "Future[Output | None]":
@@ -272,7 +273,12 @@ class EngineCore:
             return
         self._turns.take(StartWorker(kind=message.kind, environment=message.environment))
         if not self.ready.done():
+            self._tell_if_slow(message.environment)
             self.ready.set_result(None)
+
+    def _tell_if_slow(self, environment: Mapping[str, str]) -> None:
+        if (slow := why_slow(environment)) is not None:
+            self._log.warning("worker_slow", reason=slow[0], hint=slow[1])
 
     def _step_done(self, message: StepDone) -> None:
         output = message.output
@@ -303,6 +309,8 @@ class EngineCore:
         if self.ready.done():
             self._lose_worker(lost)
             return
+        if self._closing_until_s is not None:  # nobody wants it any more, and so it was ended
+            return
         if isinstance(lost, Rejected):
             self._refuse_newcomers(lost)
         raise lost
@@ -322,7 +330,7 @@ class EngineCore:
         position = self._turns.take(LoseWorker(reason=one_line(cause), by_step=True))
         self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
         is_found = len(self.state.suspicion.quarantined) > num_quarantined
-        self._seat.replace(cause, died_at_work=bool(steps), is_found=is_found)
+        self._seat.replace(self.state, cause, died_at_work=bool(steps), is_found=is_found)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,11 @@ from refold.engine.delivery import Delivery
 from refold.engine.folding import Base
 from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
+from refold.engine.shared_fate import warn_if_shared
 from refold.engine.snapshotting import SnapshotKeeper
 from refold.engine.submissions import Desk
 from refold.gpu.batch import Worker
+from refold.gpu.loading import Loading
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig
 from refold.journal.record import Head
@@ -43,6 +45,7 @@ class Life:
     is_synced: bool
     anchor: Anchor
     audit: InlineAudit
+    loading: Loading
 
     @property
     def config(self) -> EngineConfig:
@@ -65,8 +68,9 @@ class Life:
         return unredacted(output)
 
     def end(self) -> None:
-        """Finish what is in flight, close the journal in order, free everything."""
+        """Finish what is in flight, close the journal in order, free everything. A model that is still loaded is given up on."""
         self.core.stop()
+        self.loading.give_up()
         self.core.join()
         self.snapshots.close(self._last if self.core.cause is None else None)
         self.anchor.close()
@@ -95,12 +99,19 @@ def unredacted(output: Output) -> Output:
 
 
 class Prepared:
-    """What can be known of an engine without its journal and without the model's weights."""
+    """What can be known of an engine without its journal and without the model's weights.
 
-    __slots__ = ("_stage", "desk", "make_worker")
+    `is_worker_inside`: somebody asked for a worker in the engine's process, or for one of their own, which may be anywhere.
+    """
 
-    def __init__(self, desk: Desk, make_worker: Callable[[], Worker]) -> None:
+    __slots__ = ("_stage", "desk", "is_worker_inside", "loading", "make_worker")
+
+    def __init__(
+        self, desk: Desk, make_worker: Callable[[], Worker], loading: Loading, *, is_worker_inside: bool
+    ) -> None:
         self.desk = desk
+        self.is_worker_inside = is_worker_inside
+        self.loading = loading
         self.make_worker = make_worker
         self._stage: State | None = None
 
@@ -121,7 +132,11 @@ def prepare(args: EngineArgs, given_worker: MakeWorker | None) -> Prepared:
     Raises:
         Rejected: they don't, or there is no such model.
     """
-    model = find_model(args.model, WorkerOptions(args.threads, args.worker, args.step_timeout_s, args.dtype))
+    loading = Loading()
+    options = WorkerOptions(
+        args.threads, args.worker, args.step_timeout_s, args.dtype, args.start_timeout_s, loading=loading
+    )
+    model = find_model(args.model, options)
     config = args.resolve(model)
     make_worker = given_worker or model.make_worker
     text: Text | Rejected
@@ -130,7 +145,8 @@ def prepare(args: EngineArgs, given_worker: MakeWorker | None) -> Prepared:
     except Rejected as error:
         text = error
     desk = Desk(config, text) if args.seed is None else Desk(config, text, args.seed)
-    return Prepared(desk, lambda: make_worker(config))
+    is_inside = given_worker is not None or args.worker == "thread"
+    return Prepared(desk, lambda: make_worker(config), loading, is_worker_inside=is_inside)
 
 
 def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None) -> Life:
@@ -151,7 +167,9 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
         raise
     is_synced = args.durability == "synced"
     owns = given_store is None
-    return Life(args.stream, prepared.desk, core, recovery, store, owns, snapshots, is_synced, anchor, audit)
+    return Life(
+        args.stream, prepared.desk, core, recovery, store, owns, snapshots, is_synced, anchor, audit, prepared.loading
+    )
 
 
 def _open_store(url: str) -> JournalStore:
@@ -170,6 +188,8 @@ def _start(
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
     state, outbox, totals = base.folded
+    if prepared.is_worker_inside:
+        warn_if_shared(state, was_closed=recovery.was_closed)
     core = EngineCore(state, Delivery(outbox), totals, prepared.make_worker, args.durability, args.session_idle_s)
 
     def on_durable(position: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 from refold.gpu.batch import Worker
+from refold.gpu.loading import Loading
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig
 
@@ -19,6 +20,7 @@ MakeWorker = Callable[[EngineConfig], Worker]
 WorkerPlace = Literal["process", "thread"]
 Dtype = Literal["float32", "bfloat16", "int8"]
 STEP_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 60.0
 
 
 class Detokenizes(Protocol):
@@ -66,13 +68,15 @@ class Model:
 class WorkerOptions(NamedTuple):
     """How a model's worker is to be run. `place` None: a process for a model with weights, a thread for the simulated one.
 
-    `dtype` of weights and KV cache.
+    `dtype` of weights and KV cache. `loading`: by which a process that loads its model can be given up on.
     """
 
     threads: int | None = None
     place: WorkerPlace | None = None
     step_timeout_s: float = STEP_TIMEOUT_S
     dtype: Dtype = "float32"
+    start_timeout_s: float = START_TIMEOUT_S
+    loading: Loading | None = None
 
 
 def find_model(name: str, worker: WorkerOptions = WorkerOptions()) -> Model:  # noqa: B008 - a constant
@@ -150,8 +154,10 @@ class _Numbers:
 
 
 def _weighted(name: str, worker: WorkerOptions) -> Model:
-    from refold.gpu.weights import describe_model  # noqa: PLC0415 - the simulated model needs none of it
+    from refold.gpu.native import check_switch  # noqa: PLC0415 - the simulated model needs none of it
+    from refold.gpu.weights import describe_model  # noqa: PLC0415
 
+    check_switch()
     description = describe_model(name)
     spec = description.spec
     assert spec is not None, name
@@ -175,7 +181,12 @@ def _worker(config: EngineConfig, options: WorkerOptions, usual_place: WorkerPla
         from refold.gpu.process import ProcessWorker  # noqa: PLC0415 - who only reads a journal starts no process
 
         return ProcessWorker(
-            config, threads=options.threads, dtype=options.dtype, step_timeout_s=options.step_timeout_s
+            config,
+            threads=options.threads,
+            dtype=options.dtype,
+            step_timeout_s=options.step_timeout_s,
+            start_timeout_s=options.start_timeout_s,
+            loading=options.loading,
         )
     from refold.gpu.factory import create_worker  # noqa: PLC0415 - may bring torch
 

@@ -6,6 +6,7 @@ slots; too many lost one after the other, and the first of their causes is the e
 
 from collections.abc import Callable
 
+from refold.engine.control import ControlFailed, control_for
 from refold.engine.messages import WorkerMessage
 from refold.engine.work_orders import OrderBook
 from refold.engine.worker_thread import WorkerThread
@@ -40,12 +41,15 @@ class WorkerSeat:
         self._num_idle_losses = 0
         self._num_verdicts = 0
 
-    def fill(self) -> None:
-        """Start a worker; one that had the seat before is stopped first. `WorkerReady` or `WorkerFailed` will come."""
+    def fill(self, state: State) -> None:
+        """Start a worker; one that had the seat before is stopped first. `WorkerReady` or `WorkerFailed` will come.
+
+        If somebody is on trial, it must get through a made-up step first.
+        """
         if self._thread is not None:
             self._thread.stop()
         self._orders.forget()
-        self._thread = WorkerThread(self._make, self._post, after=self._thread)
+        self._thread = WorkerThread(self._make, self._post, after=self._thread, control=control_for(state))
 
     def sits(self, thread: object) -> bool:
         """Whether this is the thread of the worker that has the seat now."""
@@ -63,19 +67,19 @@ class WorkerSeat:
         self._losses.clear()
         self._num_idle_losses = self._num_verdicts = 0
 
-    def replace(self, cause: RefoldError, *, died_at_work: bool, is_found: bool) -> None:
+    def replace(self, state: State, cause: RefoldError, *, died_at_work: bool, is_found: bool) -> None:
         """The worker is lost: start another. `is_found`: what killed it was found out just now, and won't again.
 
         Raises:
-            RefoldError: the first cause, if this has happened too often.
+            RefoldError: the first cause, or that it fails whatever it is given, if this has happened too often.
         """
         self._losses.append(cause)
         self._num_idle_losses += not died_at_work
         self._num_verdicts += is_found
         is_hopeless = self._num_idle_losses >= MAX_LOSSES or self._num_verdicts >= MAX_VERDICTS
         if is_hopeless or len(self._losses) >= MAX_LOSSES_AT_WORK:
-            raise self._losses[0]
-        self.fill()
+            raise cause if isinstance(cause, ControlFailed) else self._losses[0]
+        self.fill(state)
 
     def stop(self) -> None:
         """Let the worker end after the step that it is at."""

@@ -21,10 +21,18 @@ class WorkerThread:
     """Builds a worker and executes orders in the order given. Every method returns at once, except `join`."""
 
     def __init__(
-        self, make: Callable[[], Worker], post: Callable[[WorkerMessage], object], after: "WorkerThread | None" = None
+        self,
+        make: Callable[[], Worker],
+        post: Callable[[WorkerMessage], object],
+        after: "WorkerThread | None" = None,
+        control: Callable[[Worker], None] | None = None,
     ) -> None:
-        """Start the thread. It waits for the end of `after`, so that two workers never share a device."""
+        """Start the thread. It waits for the end of `after`, so that two workers never share a device.
+
+        `control`: what a worker must get through before it is ready (`refold.engine.control`).
+        """
         self._make = make
+        self._control = control
         self._post = post
         self._after = after
         self._orders: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
@@ -53,6 +61,8 @@ class WorkerThread:
                 get_logger().warning("worker_hangs", patience_s=CLOSE_PATIENCE_S)
             self._after = None
             worker = self._make()
+            if self._control is not None:
+                self._control(worker)
             self._post(WorkerReady(self, worker.kind, worker.environment()))
             while (order := self._orders.get()) is not None and not self._abandoned:
                 self._post(StepDone(answer(worker, order)))

@@ -18,16 +18,20 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from refold.gpu.native_cache import in_first_usable
+from refold.journal.errors import Rejected
 
 SOURCES = Path(__file__).parent / "cpp"
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_TIMEOUT_S = 120.0
 SWITCH = "REFOLD_STEP"
 """Environment variable: `torch` leaves the library aside. CXX names the compiler, XDG_CACHE_HOME where libraries are kept."""
+CHOSEN = f"{SWITCH} is torch"
+"""Why there is none where somebody wanted none."""
 
 
 class Library(NamedTuple):
@@ -59,11 +63,29 @@ class Step(ctypes.Structure):
 
 
 def load_library() -> Library | str:
-    """The library, compiled if need be; or why there is none, in words."""
-    if os.environ.get(SWITCH) == "torch":
-        return f"{SWITCH} is torch"
+    """The library, compiled if need be; or why there is none, in words. Raises Rejected as `check_switch`."""
+    if check_switch() == "torch":
+        return CHOSEN
     compiler = find_compiler()
-    return "no C++ compiler" if compiler is None else build_library(compiler, tuple(compiler_flags()))
+    if compiler is None:
+        named = os.environ.get("CXX")
+        return f"no C++ compiler: CXX names {named!r}, which is no program" if named else "no C++ compiler"
+    return build_library(compiler, tuple(compiler_flags()))
+
+
+def check_switch() -> str:
+    """The form that the environment asks for, `native` unless told otherwise.
+
+    Raises:
+        Rejected: it asks for one that there is not.
+    """
+    asked = os.environ.get(SWITCH) or "native"
+    if asked not in {"native", "torch"}:
+        raise Rejected(
+            f"the environment has {SWITCH}={asked[:40]!r}: give 'torch' for torch operators; 'native', or nothing, for the "
+            "compiled library where it can be had"
+        )
+    return asked
 
 
 @cache
@@ -72,7 +94,8 @@ def build_library(compiler: str, flags: tuple[str, ...]) -> Library | str:
     try:
         version = _output([compiler, "--version"]).partition("\n")[0].strip()
         digest = _digest(version, flags)
-        return Library(_loaded(digest, compiler, flags), f"{digest[:12]} by {version}")
+        functions = in_first_usable(lambda folder: _loaded(folder, digest, compiler, flags))
+        return Library(functions, f"{digest[:12]} by {version}")
     except subprocess.TimeoutExpired:
         return f"{compiler} took longer than {COMPILE_TIMEOUT_S:g} s"
     except (OSError, AttributeError, subprocess.SubprocessError, UnicodeError) as error:
@@ -110,39 +133,26 @@ def _abilities() -> str:
     return platform.processor()
 
 
-def _loaded(digest: str, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The library of this digest. A kept one that can't be loaded is damaged, and made again."""
-    path = _cached(digest, compiler, flags)
-    try:
-        return _declared(ctypes.CDLL(str(path)))
-    except (OSError, AttributeError):
-        path.unlink()
-        return _declared(ctypes.CDLL(str(_cached(digest, compiler, flags))))
-
-
-def _cached(digest: str, compiler: str, flags: tuple[str, ...]) -> Path:
-    """The library of this digest, made if there is none. A folder that can't be written is replaced by a temporary one."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "refold"
+def _loaded(folder: Path, digest: str, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The library of this digest from this folder. One kept there that can't be loaded is damaged, and made again."""
     path = folder / f"step-{digest[:32]}.so"
     if path.is_file() and path.stat().st_uid == os.getuid():
-        return path
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return _compile(compiler, flags, path)
-    except OSError:
-        return _compile(compiler, flags, Path(tempfile.mkdtemp(prefix="refold-")) / path.name)
+        with contextlib.suppress(OSError, AttributeError):
+            return _declared(ctypes.CDLL(str(path)))
+        path.unlink()
+    _compile(compiler, flags, path)
+    return _declared(ctypes.CDLL(str(path)))
 
 
-def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> Path:
-    """Compile beside `path` and rename: two processes may do so at once."""
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    """Compile beside `path` and rename: two processes may do so at once. Whether a file can be made is asked before the compiler."""
     draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.touch()
     try:
         _output([compiler, *flags, "-o", str(draft), str(SOURCES / "step.cpp")])
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    return path
 
 
 def _output(command: list[str]) -> str:

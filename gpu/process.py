@@ -8,10 +8,10 @@ Two clocks watch a busy worker. It sends a sign of life about once a second; `si
 stopped, or starved to the point of being useless. Signs of life come from a thread beside the computation, so they say nothing
 about a computation that never ends: for that there is `step_timeout_s`. An idle worker is not watched: if it died, the next
 order finds out. A process that is only just starting can't say anything yet, and on a busy machine that takes a while: until its
-first sign of life it has `START_S`.
+first sign of life it has `start_timeout_s`.
 
 The process is spawned, not forked: it inherits no lock, no thread and no open journal. It ends when its end of the socket says
-that the engine is gone, and it ignores Ctrl-C, which is the engine's to answer.
+that the engine is gone, and it ignores Ctrl-C, which is the engine's to answer: from its first instruction on, before it can say so itself.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from refold.gpu.batch import StepOutput, WorkOrder
 from refold.gpu.frames import PROTOCOL_VERSION, Alive, Channel, Failed, Frame, FrameError, Hello, Ready
+from refold.gpu.loading import Loading
 from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import EngineConfig
 
@@ -34,6 +35,10 @@ START_S = 60.0
 LOAD_TIMEOUT_S = 900.0
 STEP_TIMEOUT_S = 300.0
 _REAP_S = 5.0
+_STARTS_SLOWLY = (
+    "; it had just been started: if the machine is that busy, give it more time by start_timeout_s "
+    "(--start-timeout-s of `refold run`)"
+)
 _LAST_WORDS_CHARS = 2_000
 T = TypeVar("T", Ready, StepOutput)
 
@@ -54,7 +59,9 @@ class ProcessWorker:
         dtype: str = "float32",
         step_timeout_s: float = STEP_TIMEOUT_S,
         silence_s: float = SILENCE_S,
+        start_timeout_s: float = START_S,
         load_timeout_s: float = LOAD_TIMEOUT_S,
+        loading: Loading | None = None,
         command: list[str] | None = None,
     ) -> None:
         """Start the process and wait until its worker is ready.
@@ -65,7 +72,9 @@ class ProcessWorker:
             dtype: of the weights and the KV cache.
             step_timeout_s: how long a step may take.
             silence_s: how long a busy worker may go without a sign of life.
+            start_timeout_s: how long the process may take until its first sign of life.
             load_timeout_s: how long loading the model may take.
+            loading: by which one can give up on it until it is ready.
             command: the program to run instead of this Python's; it gets the socket's number as last argument.
 
         Raises:
@@ -79,12 +88,16 @@ class ProcessWorker:
             self._process = _spawn(command or [sys.executable, "-m", "refold.gpu.process_main"], theirs)
         self._channel = Channel(ours)
         self.pid = self._process.pid
+        loading = loading or Loading()
+        loading.begin(self._process)
         try:
             self._send(Hello(version=PROTOCOL_VERSION, config=config, threads=threads, dtype=dtype))
-            ready = self._wait_for(Ready, "loading the model", load_timeout_s, first_s=max(START_S, silence_s))
+            ready = self._wait_for(Ready, "loading the model", load_timeout_s, first_s=max(start_timeout_s, silence_s))
         except BaseException:
             self.close()
             raise
+        finally:
+            loading.end()
         self.kind, self._environment = ready.kind, ready.environment
 
     def environment(self) -> dict[str, str]:
@@ -122,13 +135,15 @@ class ProcessWorker:
 
     def _wait_for(self, kind: type[T], what: str, timeout_s: float, *, first_s: float = 0.0) -> T:
         """The answer of this kind. Until the first sign of life, silence is allowed for `first_s` if that is longer."""
-        deadline, silence_s = time.monotonic() + timeout_s, max(first_s, self._silence_s)
+        deadline, silence_s, is_starting = time.monotonic() + timeout_s, max(first_s, self._silence_s), bool(first_s)
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise self._lost(f"{what} took longer than {timeout_s:g} s", kill=True)
-            frame = self._next(what, min(left_s, silence_s), is_last=left_s <= silence_s)
-            silence_s = self._silence_s
+            frame = self._next(
+                what, min(left_s, silence_s), is_last=left_s <= silence_s, remedy=_STARTS_SLOWLY if is_starting else ""
+            )
+            silence_s, is_starting = self._silence_s, False
             if isinstance(frame, kind):
                 return frame
             if isinstance(frame, Failed):
@@ -136,13 +151,13 @@ class ProcessWorker:
             if not isinstance(frame, Alive):
                 raise self._lost(f"it said {type(frame).__name__} at {what}", kill=True)
 
-    def _next(self, what: str, timeout_s: float, *, is_last: bool) -> Frame | None:
+    def _next(self, what: str, timeout_s: float, *, is_last: bool, remedy: str) -> Frame | None:
         try:
             frame = self._channel.receive(timeout_s)
         except TimeoutError as error:
             if is_last:
                 return Alive()  # the caller's own clock has run out
-            raise self._lost(f"no sign of life for {timeout_s:g} s at {what}", kill=True) from error
+            raise self._lost(f"no sign of life for {timeout_s:g} s at {what}{remedy}", kill=True) from error
         except FrameError as error:
             raise self._lost(f"nonsense at {what}: {error}", kill=True) from error
         except OSError as error:
@@ -180,6 +195,9 @@ def _spawn(command: list[str], theirs: socket.socket) -> subprocess.Popen[bytes]
     """Start the program with one end of the socket, and nothing else of ours."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     environment = os.environ | {"PYTHONPATH": path}
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT}
+    )  # of this thread, and so of the process that it starts
     try:
         return subprocess.Popen(  # noqa: S603 - our own program
             [*command, str(theirs.fileno())],
@@ -190,6 +208,8 @@ def _spawn(command: list[str], theirs: socket.socket) -> subprocess.Popen[bytes]
         )
     except OSError as error:
         raise WorkerLost(f"cannot start a worker process ({command[0]}: {error.strerror})") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _how_it_ended(code: int | None, *, killed: bool) -> str:

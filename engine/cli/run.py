@@ -65,6 +65,7 @@ _MAX_TITLE = 60
     "--record-logits", is_flag=True, default=None, help="Digests of logits, for `refold replay --execute` to compare."
 )
 @click.option("--worker", help="process (it may die, the engine goes on) or thread.")
+@click.option("--start-timeout-s", type=float, help="Seconds that a worker process has until its first sign of life.")
 @click.option("--audit", is_flag=True, help="Keep the SQL views up to date while it runs, at low priority.")
 @json_option
 def command(
@@ -149,7 +150,7 @@ def _impatient() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        note("interrupted: finishing the steps in flight; once more ends it at once")
+        note("interrupted: closing the journal when the steps in flight are done; once more ends it at once")
         raise
 
 

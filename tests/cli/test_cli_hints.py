@@ -1,11 +1,13 @@
 """What the command prints as a command is one: it is run as printed, by a shell, whatever the journal is called."""
 
 import json
+import os
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -300,6 +302,37 @@ def test_a_prompt_is_in_the_journal_before_its_model_is_loaded(tmp_path: Path, h
     done = in_shell(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("(4 tokens, length)") == 2
+
+
+def test_ctrl_c_while_a_process_loads_the_model_ends_it_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NEVER_LOADED)
+    path = tmp_path / "x.db"
+    arguments = ["--model", "simulated?eos=-1", "--worker", "process", "--journal", str(path), "--max-tokens", "4"]
+    environment = BARE | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    child = process("run", *arguments, "one", env=environment, start_new_session=True)
+    eventually(lambda: path.exists() and refold("log", path).stdout.count("submitted") == 1, timeout_s=60)
+    time.sleep(1)
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to everybody
+    start = time.monotonic()
+    _, stderr = child.communicate(timeout=60)
+    assert time.monotonic() - start < 15
+    assert child.returncode == 130
+    command = typed("run", options=("--model", "simulated?eos=-1", "--journal", str(path)))
+    assert stderr.decode().splitlines() == [
+        "interrupted: closing the journal when the steps in flight are done; once more ends it at once",
+        "refold: interrupted",
+        f"  hint: the journal is whole: `{command}` finishes what is left",
+    ]
+    assert len(in_shell(command, tmp_path).stdout.split()) == 4
+
+
+NEVER_LOADED = """
+import sys
+if "refold.gpu.process_main" in sys.orig_argv:
+    import time
+    from refold.gpu.simulated import SimulatedWorker
+    SimulatedWorker.__init__ = lambda *_, **__: time.sleep(100)
+"""
 
 
 def test_an_interrupt_before_anything_is_journaled_says_so(tmp_path: Path) -> None:

@@ -127,24 +127,72 @@ def test_two_losses_with_completed_steps_between_them_are_two_replacements() -> 
     assert len(made) == 6
 
 
-def test_a_worker_that_dies_of_every_step_stops_the_engine_with_the_first_cause(tmp_path: Path) -> None:
-    """Four requests in a row are found to kill it and nothing has worked in between: it isn't the requests."""
+def test_a_worker_that_dies_of_every_step_stops_the_engine_with_the_cause_and_convicts_nobody(tmp_path: Path) -> None:
+    """With two deaths behind them the requests are on trial; the worker that is to try them dies of a step of nobody's."""
     make, made = workers(dies, at=1, how_many=100)
     journal = str(tmp_path / "journal.db")
     with Engine(MODEL, journal, make_worker=make) as engine:
-        with pytest.raises(WorkerLost, match="illegal memory access"):
+        with pytest.raises(WorkerLost, match=r"at a made-up step of one token too.*illegal memory access"):
             engine.run(PROMPTS, SAMPLINGS)
-        with pytest.raises(WorkerLost, match="illegal memory access"):
+        with pytest.raises(WorkerLost, match="so it isn't the requests"):
             engine.enqueue([1])
         with pytest.raises(WorkerLost, match="illegal memory access"):
             engine.stats()
+    assert len(made) == 5
     events = lawful_events(open_reader(journal))
-    assert len(losses(events)) == len(made) <= 16
+    assert len(losses(events)) == 2, "a worker that never was ready is nobody's loss"
+    assert not [event for event in events if isinstance(event, RequestQuarantined)]
+    with pytest.raises(WorkerLost, match="so it isn't the requests"), Engine(MODEL, journal, make_worker=make):
+        pass
+    with Engine(MODEL, journal) as engine:
+        assert engine.recovery is not None
+        assert engine.recovery.requests == 6
+        check(engine.wait([done.request_id for done in engine.wait()]))
+
+
+@pytest.mark.parametrize("name", ["it exits", "a wrong position", "a token that doesn't exist", "no answer at all"])
+def test_a_worker_at_fault_from_its_first_step_on_convicts_nobody_however_it_fails(name: str) -> None:
+    make, _ = workers(FAULTS[name][0], at=1, how_many=100)
+    journal = MemoryJournal()
+    with (
+        Engine(MODEL, MemoryStore(journal), make_worker=make) as engine,
+        pytest.raises(WorkerLost, match="made-up step"),
+    ):
+        engine.run(PROMPTS, SAMPLINGS)
+    assert not [e for e in lawful_events(MemoryStore(journal)) if isinstance(e, RequestQuarantined)]
+
+
+def test_a_device_that_fails_at_everything_but_one_token_stops_the_engine_after_four_verdicts(tmp_path: Path) -> None:
+    """What the made-up step can't see: four requests in a row are found to kill it and nothing has worked in between."""
+
+    class Weak(SimulatedWorker):
+        def execute(self, order: WorkOrder) -> StepOutput:
+            if sum(order.scheduled.num_tokens) > 1:
+                raise RuntimeError("an illegal memory access was encountered")
+            return super().execute(order)
+
+    journal = str(tmp_path / "journal.db")
+    with Engine(MODEL, journal, make_worker=Weak) as engine, pytest.raises(WorkerLost, match="illegal memory access"):
+        engine.run(PROMPTS, SAMPLINGS)
+    events = lawful_events(open_reader(journal))
+    assert len(losses(events)) <= 16
     assert [type(event) for event in events].count(RequestQuarantined) == 4
     with Engine(MODEL, journal) as engine:
         assert engine.recovery is not None
         assert engine.recovery.requests == 2
         assert [done.finish_reason for done in engine.wait()] == ["length"] * 2
+
+
+def test_a_poison_that_is_the_first_and_only_request_ever_ends() -> None:
+    class Poisoned(SimulatedWorker):
+        def execute(self, order: WorkOrder) -> StepOutput:
+            if any(admitted.token_ids[0] == 666 for admitted in order.admitted):
+                raise RuntimeError("segmentation fault")
+            return super().execute(order)
+
+    with Engine(MODEL, make_worker=Poisoned) as engine:
+        assert engine.run([[666]], [SamplingParams(seed=1)])[0].finish_reason == "error"
+        assert engine.stats().lost_workers == 3
 
 
 @pytest.mark.parametrize("at", [0, 2, 5])

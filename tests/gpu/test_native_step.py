@@ -8,11 +8,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from refold.engine.models import find_model  # noqa: E402
 from refold.gpu.company import Room, find_dependence  # noqa: E402
 from refold.gpu.kv_cache import KvCache  # noqa: E402
 from refold.gpu.model_runner import Entry, ModelRunner  # noqa: E402
 from refold.gpu.models.native_llama import NativeLlama, Run, stored_dtype  # noqa: E402
-from refold.gpu.native import SWITCH, Library, build_library, compiler_flags, find_compiler, load_library  # noqa: E402
+from refold.gpu.native import (  # noqa: E402
+    SWITCH,
+    Library,
+    build_library,
+    check_switch,
+    compiler_flags,
+    find_compiler,
+    load_library,
+)
+from refold.gpu.native_cache import temporary_folder, usual_folder  # noqa: E402
 from refold.gpu.native_runner import NativeRunner  # noqa: E402
 from refold.gpu.plain import find_error  # noqa: E402
 from refold.gpu.trusted_runner import trusted_runner  # noqa: E402
@@ -148,15 +158,87 @@ def test_without_a_library_torch_computes_and_says_why(tiny: ModelDescription, m
 
 def test_without_a_compiler_there_are_words_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    assert load_library() == f"no C++ compiler: CXX names '{tmp_path}/c++', which is no program"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX")
     assert load_library() == "no C++ compiler"
     broken = tmp_path / "c++"
     broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho "cannot" >&2; exit 1\n')
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert load_library() == f"{broken}: cannot"
     assert os.listdir(tmp_path / "refold") == []  # noqa: PTH208 - nothing half made is left
     monkeypatch.setenv(SWITCH, "torch")
     assert load_library() == "REFOLD_STEP is torch"
+
+
+@pytest.mark.parametrize("asked", ["foo", "TORCH", "1"])
+def test_a_form_that_there_is_not_is_refused_with_those_that_there_are(
+    tiny: ModelDescription, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv(SWITCH, asked)
+    for refuses in (load_library, lambda: find_model(tiny.name)):
+        with pytest.raises(Rejected, match=f"REFOLD_STEP='{asked}': give 'torch' for .* 'native', or nothing, for"):
+            refuses()
+    find_model("simulated")
+
+
+def test_a_form_may_be_named_that_is_taken_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked, form in {"": "native", "native": "native", "torch": "torch"}.items():
+        monkeypatch.setenv(SWITCH, asked)
+        assert check_switch() == form
+
+
+@pytest.fixture
+def copying_compiler(library: Library, tmp_path: Path) -> tuple[str, tuple[str, ...]]:
+    """A compiler that takes no time: it copies a library that was made before."""
+    kept = next(
+        iter(sorted(usual_folder().glob("step-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)), None
+    )
+    if kept is None:
+        pytest.skip("the library isn't kept in the usual place")
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo copying 1.0 && exit 0\ncp {kept} "$2"\n')
+    compiler.chmod(0o700)
+    return str(compiler), ()
+
+
+@pytest.mark.parametrize("home", ["/proc/nowhere", "a file"])
+def test_where_the_cache_cannot_be_written_a_temporary_folder_takes_its_place_and_stderr_says_so(
+    copying_compiler: tuple[str, tuple[str, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    home: str,
+) -> None:
+    (tmp_path / "a file").touch()
+    usual, temporary = str(tmp_path / home), tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", usual)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    for _ in range(2):
+        found = build_library.__wrapped__(*copying_compiler)
+        assert isinstance(found, Library), found
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"refold: the compiled library can't be kept in {usual}/refold (")
+        assert line.endswith("let XDG_CACHE_HOME name a folder that can be written")
+    (folder,) = temporary.iterdir()
+    assert str(folder) in line, "the second worker found what the first one had made"
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_temporary_folder_that_somebody_else_could_write_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ours = temporary_folder()
+    assert temporary_folder() == ours
+    ours.chmod(0o777)
+    assert temporary_folder() != ours
+    ours.rmdir()
+    ours.symlink_to(tmp_path)
+    assert temporary_folder() != ours
 
 
 def test_a_kept_library_that_is_damaged_is_made_again(

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from refold.gpu.batch import StepOutput, Worker, WorkOrder
+from refold.gpu.loading import Loading
 from refold.gpu.process import ProcessWorker
 from refold.gpu.simulated import SimulatedWorker
 from refold.journal.errors import Rejected, WorkerLost
@@ -171,6 +172,47 @@ def test_a_program_that_starts_slowly_is_no_silent_one() -> None:
     slowly = "import sys, time, os; time.sleep(1.5); os.execv(sys.executable, [sys.executable, '-m', 'refold.gpu.process_main', *sys.argv[1:]])"
     worker = ProcessWorker(config_for(), silence_s=1.0, command=[sys.executable, "-c", slowly])
     worker.close()
+
+
+def test_a_program_that_does_not_start_in_time_is_told_how_to_get_more() -> None:
+    never = [sys.executable, "-c", "import time; time.sleep(60)"]
+    said = r"no sign of life for 1\.5 s at loading the model; it had just been started: if the machine is that busy, "
+    with pytest.raises(WorkerLost, match=said + "give it more time by start_timeout_s"):
+        ProcessWorker(config_for(), silence_s=1.0, start_timeout_s=1.5, command=never)
+
+
+NEVER_READY = """
+import socket, sys, time
+from refold.gpu.frames import Alive, pack
+s = socket.socket(fileno=int(sys.argv[-1]))
+while True:
+    s.sendall(pack(Alive()))
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("program", [NEVER_READY, "import time; time.sleep(60)"], ids=["loading", "starting"])
+def test_a_model_that_nobody_wants_any_more_is_not_loaded_to_its_end(program: str) -> None:
+    loading = Loading()
+    later(1.0, loading.give_up)
+    start = time.monotonic()
+    for _ in range(2):  # the second one is unwanted from the start
+        with pytest.raises(WorkerLost, match="ended by SIGKILL"):
+            ProcessWorker(config_for(), loading=loading, command=[sys.executable, "-c", program])
+    assert time.monotonic() - start < 8
+
+
+def test_giving_up_on_what_loads_leaves_alone_what_has_been_loaded(make: Callable[..., ProcessWorker]) -> None:
+    loading = Loading()
+    worker = make(loading=loading)
+    loading.give_up()
+    assert isinstance(worker.execute(order_for(worker)), StepOutput)
+
+
+def test_ctrl_c_is_not_the_workers_however_early_it_comes() -> None:
+    program = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.2)"
+    with pytest.raises(WorkerLost, match="exit status 0"):
+        ProcessWorker(config_for(), command=[sys.executable, "-c", program])
 
 
 def test_a_program_that_is_not_there_is_lost() -> None:

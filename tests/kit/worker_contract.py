@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from refold.engine.control import control_order, undergo
 from refold.gpu.batch import Worker
 from refold.gpu.weights import describe_model
 from refold.journal.events import EngineConfig, Sampling
@@ -58,6 +59,11 @@ class WorkerContract:
         request = self.request(drive, 1)
         assert len(drive.run_alone(request)) == 6
         assert all(0 <= token < drive.config.vocab_size for token in request.outputs)
+
+    def test_a_made_up_step_is_computed_and_leaves_nothing_behind(self, drive: WorkerDriver, worker: Worker) -> None:
+        expected = drive.run_alone(self.request(drive, 1))
+        undergo(worker, control_order(drive.config, 0), drive.config.vocab_size)
+        assert drive.run_alone(self.request(drive, 1)) == expected
 
     def test_a_chunk_samples_nothing(self, drive: WorkerDriver) -> None:
         request = self.request(drive, 3)
