@@ -112,7 +112,8 @@ def _check_prompt(command: SubmitRequest, config: EngineConfig) -> None:
 
 def check_prompt_tokens(request_id: str, tokens: list[int], config: EngineConfig) -> None:
     """Refuse tokens that the model doesn't have."""
-    if not all(type(token) is int and 0 <= token < config.vocab_size for token in tokens):
+    # Three passes in C: a generator took ten times as long, which a prompt of thousands of tokens feels.
+    if tokens and (set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) >= config.vocab_size):
         index = next(i for i, t in enumerate(tokens) if type(t) is not int or not 0 <= t < config.vocab_size)
         raise Rejected(
             f"request {request_id!r}: prompt token {tokens[index]!r} at index {index} is not one of the model's "

@@ -76,9 +76,9 @@ def _plan_running(plan: Plan) -> None:
         num_tokens.append(n)
         first_positions.append(first)
         budget -= n
-        published = request.num_published_blocks
-        if len(request.block_hashes) > published < (first + n) // block_size:
-            prefix_cache.promise(plan, request, request.block_ids + new_block_ids, published, (first + n) // block_size)
+        full, published = (first + n) // block_size, request.num_published_blocks
+        if full > published and len(request.block_hashes) > published:
+            prefix_cache.promise(plan, request, request.block_ids + new_block_ids, published, full)
     plan.token_budget = budget
 
 
