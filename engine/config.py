@@ -109,7 +109,10 @@ class SamplingParams(_Checked):
         """JSON has no keys but texts."""
         if type(value) is not dict or len(value) > MAX_BIASES:
             return value
-        return {int(key) if type(key) is str and _TOKEN_ID.fullmatch(key) else key: bias for key, bias in value.items()}
+        ids = [int(key) if type(key) is str and _TOKEN_ID.fullmatch(key) else key for key in value]
+        if len(set(ids)) < len(ids):
+            raise ValueError("give each token one bias")
+        return dict(zip(ids, value.values(), strict=True))
 
     @model_validator(mode="after")
     def _min_within_max(self) -> "SamplingParams":
@@ -384,6 +387,8 @@ def _rejected(options: type[_Checked], error: ValidationError) -> Rejected:
         return Rejected(f"{short(name)} is no option: {options.__name__} has {', '.join(options.model_fields)}")
     if first["type"] == "missing":
         return Rejected(f"{name} is missing: give {options.model_fields[name].description}")
+    if first["type"] == "value_error":
+        return Rejected(f"{name} is {short(first['input'])}: {str(first['msg']).removeprefix('Value error, ')}")
     return Rejected(f"{name} is {short(first['input'])}: give {options.model_fields[name].description}")
 
 

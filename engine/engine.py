@@ -36,16 +36,16 @@ from refold.engine.lifecycle import Lifecycle
 from refold.engine.messages import Ask, EngineStopped
 from refold.engine.opening import Recovery
 from refold.engine.prompts import Prompt
-from refold.engine.quarantine import lift_live, quarantined
+from refold.engine.quarantine import lift_live, quarantined_live
 from refold.engine.redacting import Redaction, redact_live
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
 from refold.engine.streams import Completion, Delta, OnDelta, complete, follow, follow_choices
-from refold.engine.submissions import abort_of, check_request_id, one_each
+from refold.engine.submissions import abort_of, check_request_id, choice_id, one_each
 from refold.journal.errors import Rejected
 from refold.journal.events import PauseMode
 from refold.projections.outbox import Output
-from refold.scheduler.commands import PauseEngine, ResetCache, ResumeEngine
+from refold.scheduler.commands import PauseEngine, ResetCache, ResumeEngine, SubmitRequest
 from refold.scheduler.stall import StallReport, stall_report
 
 __all__ = ["Completion", "Delta", "Engine", "EngineStopped", "Recovery", "Session", "StallReport", "Stats"]
@@ -120,12 +120,17 @@ class Engine(Lifecycle):
     def check(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> None:
         """Refuse what a submission would be refused for, and do nothing else; also before `open`. Arguments as for `generate`.
 
-        What only the journal knows is not asked: whether the id is taken.
+        What only the journal knows is not asked: whether the id is taken; see `knows`.
 
         Raises:
             Rejected: the request, or the model, can't be served.
         """
-        self._ready_to_begin().rehearse(prompt, sampling, **options)
+        would_submit(self, prompt, sampling, **options)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether the journal has a request of this name, finished or not, so that one can `resume` it; else the name is free."""
+        names = {check_request_id(request_id), choice_id(request_id, 0)}
+        return self._live().core.look(lambda state: not names.isdisjoint(state.requests.handle_by_id)).result()
 
     async def submit(
         self,
@@ -267,6 +272,8 @@ class Engine(Lifecycle):
             Rejected: a request can't be served. As after any exception, the others of this call are aborted.
             RefoldError: the engine stopped, for the reason that it carries.
         """
+        if isinstance(prompts, str | bytes):
+            raise Rejected(f"prompts is the text {short(prompts)}: give a list of prompts, such as [{short(prompts)}]")
         life = self._live()
         columns = (prompts, one_each("sampling", sampling, prompts), one_each("request_ids", request_ids, prompts))
         submit = partial(life.desk.choices, priority=priority, cache_salt=cache_salt, tenant=tenant)
@@ -337,10 +344,12 @@ class Engine(Lifecycle):
 
     def quarantined(self) -> list[str]:
         """The ids of requests that killed workers, so that their content is rejected when it is submitted again."""
-        return self._live().core.look(quarantined).result()
+        return [request_id for each in quarantined_live(self._live()) for request_id in each.request_ids]
 
     def lift_quarantine(self, request_id: str) -> None:
         """Let the content of a quarantined request be computed again. Blocks until this is in the journal.
+
+        Where several requests were found out with one content, such as the `n` completions of a prompt, any of them will do.
 
         Raises:
             Rejected: nothing that it asked for is quarantined.
@@ -354,3 +363,10 @@ class Engine(Lifecycle):
     def stats(self) -> Stats:
         """The engine at a glance, read while it runs."""
         return snapshot(self._live().core)
+
+
+def would_submit(
+    engine: Engine, prompt: Prompt, sampling: SamplingParams | None, **options: Unpack[RequestOptions]
+) -> list[SubmitRequest]:
+    """What a submission would be, one for each completion; nothing is submitted. A seed that isn't given is any. Raises as `check`."""
+    return engine._ready_to_begin().rehearse(prompt, sampling, **options)  # noqa: SLF001 - of this module's own class

@@ -25,6 +25,7 @@ from refold.journal.stores import open_store
 from refold.journal.writer import JournalWriter
 from refold.migrations import ensure
 from refold.projections.outbox import Output
+from refold.scheduler.commands import SubmitRequest
 from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold_all
 from refold.scheduler.snapshot import Folded
@@ -115,15 +116,21 @@ class Prepared:
         self.make_worker = make_worker
         self._stage: State | None = None
 
-    def rehearse(self, *submission: Any, **options: Any) -> None:
-        """Make a submission to an engine like this one with an empty journal. Raises Rejected as that would."""
+    def rehearse(self, *submission: Any, **options: Any) -> list[SubmitRequest]:
+        """Make a submission to an engine like this one with an empty journal; returns what it is there, one for each completion.
+
+        Raises:
+            Rejected: as that would.
+        """
         asks = self.desk.choices(*submission, **options)
         if self._stage is None:
             self._stage = State()
             for command in opening_commands(Head(0, b"", 1), self.desk.root_seed, self.desk.config):
                 fold_all(self._stage, decide(self._stage, command))
-        for ask in asks:
-            decide(self._stage, ask.make(self._stage))
+        commands = [ask.make(self._stage) for ask in asks]
+        for command in commands:
+            decide(self._stage, command)
+        return [command for command in commands if isinstance(command, SubmitRequest)]
 
 
 def prepare(args: EngineArgs, given_worker: MakeWorker | None) -> Prepared:

@@ -1,38 +1,59 @@
-"""Quarantine: what killed workers, and letting it be computed again once the cause is mended.
+"""Quarantine: whose content killed workers, and letting it in again, in a live engine and in a journal that has none.
 
-The scheduler finds it (`refold.scheduler.trials`) and keeps it out. Here is how people look at it and lift it, in a live engine
-and in a journal that rests.
+A quarantine is of a content. Several requests can be found out with the same one (the `n` completions of a prompt, say): the
+state knows the last of them, the journal all.
 """
 
+import contextlib
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from refold.engine.history.timeline import Timeline
 from refold.engine.life import Life
 from refold.engine.messages import Ask
 from refold.engine.submissions import check_request_id
-from refold.journal.codec import encode
+from refold.journal.codec import decode, encode
+from refold.journal.errors import JournalError, Rejected
+from refold.journal.events import Event, RequestQuarantined, RequestSubmitted
 from refold.journal.record import seal
-from refold.journal.store import DEFAULT_STREAM
+from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.stores import open_store
 from refold.journal.writer import fresh_salt
 from refold.scheduler.commands import LiftQuarantine
 from refold.scheduler.decide import decide
 from refold.scheduler.state import State
 
-
-def quarantined(state: State) -> list[str]:
-    """The ids of the requests whose content is quarantined, in the order in which they were found out."""
-    return [request_id for _, request_id in state.suspicion.quarantined.values()]
+_KINDS = tuple(f'"{kind.__name__}"'.encode() for kind in (RequestSubmitted, RequestQuarantined))
+Kept = Mapping[str, tuple[int, str]]
 
 
-def quarantined_at_rest(url: str, stream: str = DEFAULT_STREAM) -> list[str]:
-    """As `quarantined`, of a journal; an engine may be writing it.
+class Quarantine(NamedTuple):
+    """One content that is kept out: the ids of the requests that were found out with it, in order. Any of them lifts it."""
+
+    request_ids: tuple[str, ...]
+
+    @property
+    def culprit(self) -> str:
+        """The last of them, by which the engine knows it."""
+        return self.request_ids[-1]
+
+
+def quarantined_live(life: Life) -> list[Quarantine]:
+    """What is kept out of an engine that runs."""
+    kept = life.core.look(_kept).result()
+    return _quarantines(life.store, life.stream, life.core.durable_position, kept)
+
+
+def quarantined_at_rest(url: str, stream: str = DEFAULT_STREAM) -> list[Quarantine]:
+    """As `quarantined_live`, of a journal; an engine may be writing it.
 
     Raises:
         NotFound, JournalError: there is no such journal, or it can't be read.
     """
     with Timeline.open(url, stream) as timeline:
-        return quarantined(timeline.seek(len(timeline) - 1).state)
+        stop = len(timeline)
+        return _quarantines(timeline.reader, stream, stop, _kept(timeline.seek(stop - 1).state))
 
 
 def lift_live(life: Life, request_id: str) -> None:
@@ -41,7 +62,7 @@ def lift_live(life: Life, request_id: str) -> None:
     Raises:
         Rejected: nothing that it asked for is quarantined.
     """
-    command = LiftQuarantine(request_id=check_request_id(request_id))
+    command = LiftQuarantine(request_id=_culprit(check_request_id(request_id), quarantined_live(life)))
     life.core.ask(Ask(lambda _: command)).result()
 
 
@@ -53,9 +74,9 @@ def lift_at_rest(url: str, request_id: str, stream: str = DEFAULT_STREAM) -> Non
         JournalOwned: a live engine writes it.
         Rejected: nothing that the request asked for is quarantined; nothing was changed.
     """
-    command = LiftQuarantine(request_id=check_request_id(request_id))
+    # Refused before the stream is touched.
+    command = LiftQuarantine(request_id=_culprit(check_request_id(request_id), quarantined_at_rest(url, stream)))
     with Timeline.open(url, stream) as timeline:
-        decide(timeline.seek(len(timeline) - 1).state, command)  # refused before the stream is touched
         store = open_store(url)
         try:
             head = store.open_stream(stream)
@@ -64,3 +85,37 @@ def lift_at_rest(url: str, request_id: str, stream: str = DEFAULT_STREAM) -> Non
             store.append(stream, [seal(head, time.time_ns(), *encode(events, fresh_salt()))])
         finally:
             store.close()
+
+
+def _kept(state: State) -> Kept:
+    return dict(state.suspicion.quarantined)
+
+
+def _culprit(request_id: str, found: Iterable[Quarantine]) -> str:
+    """The id by which the engine knows the content of this request."""
+    found = list(found)
+    for each in found:
+        if request_id in each.request_ids:
+            return each.culprit
+    others = "1 other content is" if len(found) == 1 else f"{len(found)} other contents are"
+    raise Rejected(f"nothing that request {request_id!r} asked for is quarantined, and {others}")
+
+
+def _quarantines(reader: JournalReader, stream: str, stop: int, kept: Kept) -> list[Quarantine]:
+    """All ids of each content that is kept out. The journal is read only if there is any."""
+    if not kept:
+        return []
+    names, found = dict[int, str](), {digest: list[str]() for digest in kept}
+    with contextlib.suppress(JournalError):  # of records that are archived out of reach, the state still knows the last
+        for event in _events(reader, stream, stop):
+            if isinstance(event, RequestSubmitted):
+                names[event.handle] = event.request_id
+            elif isinstance(event, RequestQuarantined) and event.content_digest in found:
+                found[event.content_digest].append(names[event.handle])
+    return [Quarantine(tuple(dict.fromkeys([*ids, kept[digest][1]]))) for digest, ids in found.items()]
+
+
+def _events(reader: JournalReader, stream: str, stop: int) -> Iterator[Event]:
+    for record in reader.read(stream, 0, stop):
+        if any(kind in record.body for kind in _KINDS):
+            yield from decode(record)

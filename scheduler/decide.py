@@ -120,9 +120,8 @@ def _propose_drafts(state: State, command: ProposeDrafts) -> list[Event]:
 def _lift_quarantine(state: State, command: LiftQuarantine) -> list[Event]:
     handles = {request_id: handle for handle, request_id in state.suspicion.quarantined.values()}
     if command.request_id not in handles:
-        raise Rejected(
-            f"nothing that request {command.request_id!r} asked for is quarantined: {len(handles)} requests' content is"
-        )
+        others = "1 other content is" if len(handles) == 1 else f"{len(handles)} other contents are"
+        raise Rejected(f"nothing that request {command.request_id!r} asked for is quarantined, and {others}")
     return [QuarantineLifted(handle=handles[command.request_id])]
 
 

@@ -33,14 +33,24 @@ def check_reads(sql: str) -> str:
     Raises:
         Rejected: it begins otherwise.
     """
-    blank = _BLANKS.match(sql)
-    word = _WORD.match(sql, blank.end() if blank else 0)
-    if word is None or word[0].lower() not in _READS:
-        what = repr(word[0].upper()) if word else "no word"
+    word = _first_word(sql)
+    if word.lower() not in _READS:
+        what = repr(word.upper()) if word else "no word"
         raise Rejected(f"the statement begins with {what}: only SELECT, WITH, VALUES and EXPLAIN are run, read-only")
     if "\0" in sql:
         raise Rejected("the statement has a NUL character in it: leave it out")
     return sql
+
+
+def is_reading(text: str) -> bool:
+    """Whether a text begins as a statement that reads does, with more behind its first word."""
+    return _first_word(text).lower() in _READS and len(text.split()) > 1
+
+
+def _first_word(sql: str) -> str:
+    blank = _BLANKS.match(sql)
+    word = _WORD.match(sql, blank.end() if blank else 0)
+    return word[0] if word else ""
 
 
 class Questions:

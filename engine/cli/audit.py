@@ -6,11 +6,14 @@ from typing import Any
 
 import click
 
+from refold.engine.audit.ask import Questions
 from refold.engine.cli.answers import answer_options, asking, caught_up, show, there_is_one
 from refold.engine.cli.app import debug_option
 from refold.engine.cli.console import journal_argument, json_option, named, note, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.log import unknown_request
 from refold.engine.history.plain import count
+from refold.engine.history.relations import similar
 from refold.projections.audit.catalogue import BY_NAME, VIEWS, View
 
 EPILOG = """\b
@@ -148,6 +151,17 @@ _FILTERS = {
 }
 
 
+def _check_known(asked: Questions, request_id: str) -> None:
+    """Say that there is no such request, rather than nothing about it.
+
+    Raises:
+        Complaint: there is none.
+    """
+    known = [str(row[0]) for row in asked.ask("SELECT request_id FROM requests").rows]
+    if request_id not in known:
+        raise unknown_request(request_id, similar(request_id, known))
+
+
 def _query(view: View) -> click.Command:
     """The command of a named query."""
 
@@ -160,6 +174,8 @@ def _query(view: View) -> click.Command:
             if limit:
                 sql += f" LIMIT {limit}"
             num = show(asked.ask(sql, list(chosen.values())), as_json=as_json, as_csv=as_csv)
+            if not num and "request_id" in chosen:
+                _check_known(asked, chosen["request_id"])
         if view.name == "violations" and num:
             raise Complaint(
                 f"{named(journal)} has violations", "`refold verify` says where the first law is broken", NOT_SO

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import named, painter, reading, verb, write, write_json
+from refold.engine.cli.console import named, note, painter, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.cli.typed import typed
@@ -24,6 +24,7 @@ EXAMPLES = """Examples:
   refold diff a.db b.db                the first record that isn't the same in both, and what differs
   refold diff run.db --redecide        the first decision that today's code would take otherwise
   refold diff a.db b.db --times        record times count too
+  refold diff a.db b.db --exact        so do seeds and ids that were drawn, and digests that cover them
 
 Exit status: 0 alike, 1 they differ."""
 
@@ -33,13 +34,15 @@ MAX_SHOWN = 20
 @verb("diff", EXAMPLES)
 @click.option("--redecide", is_flag=True, help="Compare with what today's code decides, instead of another journal.")
 @click.option("--times", is_flag=True, help="Compare record times and engine epochs as well.")
+@click.option("--exact", is_flag=True, help="Compare seeds and ids that nobody gave, and digests, as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.argument("left", metavar="JOURNAL")
 @click.argument("right", metavar="[OTHER]", required=False)
-def command(redecide: bool, times: bool, as_json: bool, left: str, right: str | None) -> None:
+def command(redecide: bool, times: bool, exact: bool, as_json: bool, left: str, right: str | None) -> None:
     """Compare two journals, decision by decision; or a journal with its re-decision.
 
-    What was decided is compared, not when. Every record is checked against its hash, on both sides. The first journal is taken for
+    What was decided is compared, not when. What two runs never have in common (seeds and ids that were drawn because nobody gave
+    any) is a note on stderr; --exact makes it count. Every record is checked against its hash, on both sides. The first journal is taken for
     the right one: the class says what is wrong with the other.
     """
     if redecide == (right is not None):
@@ -50,9 +53,11 @@ def command(redecide: bool, times: bool, as_json: bool, left: str, right: str | 
     with reading(left) as one, reading(right) as other:
         shortest = min(one.head().position, other.head().position)
         with bar("comparing", shortest, "records") as progress:
-            found = compare(one, other, with_times=times, on_record=progress.advance)
+            found = compare(one, other, with_times=times, exact=exact, on_record=progress.advance)
     if as_json:
         write_json(_as_json(found))
+    for each in found.notes:
+        note(f"note: {each}")
     if found.parting is None:
         if not as_json:
             write(f"alike: {count(found.num_alike, 'record')}, {found.num_copied:,} of them known by their hash")
@@ -94,6 +99,7 @@ def _divergence(found: Divergence) -> dict[str, Any]:
 
 def _as_json(found: Compared) -> dict[str, Any]:
     row: dict[str, Any] = {"schema": "refold.diff/1", "ok": found.parting is None, "num_alike": found.num_alike}
+    row["notes"] = found.notes
     if found.parting is not None:
         p = found.parting
         row |= {"position": p.position, "kind": p.kind, "cause": p.cause, "words": p.words}

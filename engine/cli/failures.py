@@ -55,7 +55,7 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
     (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
     (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
     (JournalError, _Blame(UNREADABLE, "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db")),
-    (Rejected, _Blame(USAGE, "nothing was started for it; correct the value and try again")),
+    (Rejected, _Blame(USAGE, "correct the value and try again")),
     (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),
     (InvariantViolation, _Blame(BUG, "this is a bug of refold: `refold verify` on the journal reproduces it")),
 )

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import click
@@ -136,7 +136,7 @@ def command(
         except JournalCorrupt as error:
             raise damaged(error, journal) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
-            raise unknown_request(request_id, names)
+            raise unknown_request(request_id, names.similar(request_id))
         if end == walk.end:
             tell_if_cut(journal, end - 1, is_open=walk.is_open)
 
@@ -153,9 +153,8 @@ def _within(
     return since, stop
 
 
-def unknown_request(request_id: str, names: Names) -> Complaint:
-    """The complaint about an id that the journal doesn't have."""
-    similar = names.similar(request_id)
+def unknown_request(request_id: str, similar: Sequence[str]) -> Complaint:
+    """The complaint about an id that the journal doesn't have; `similar` are ids that it has."""
     hint = f"it has {listed([repr(s) for s in similar])}" if similar else "it has no request at all"
     return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
 

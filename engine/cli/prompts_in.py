@@ -11,15 +11,19 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from refold.engine.cli.failures import Complaint
 from refold.engine.config import SamplingParams
+from refold.engine.history.plain import count
 from refold.engine.submissions import choice_id
+from refold.gpu.noise import child_seed
 from refold.journal.errors import Rejected
 
 STDIN = "-"
@@ -27,7 +31,11 @@ MAX_LINE_BYTES = 64 << 20
 
 
 class Asked(msgspec.Struct):
-    """One prompt as it was asked for. `place` says where it stands, for messages."""
+    """One prompt as it was asked for.
+
+    `place` says where it stands, for messages; `number` counts the prompts of a run, refused ones included, from 1. `journaled` are
+    the names of its completions that the journal has already.
+    """
 
     place: str
     prompt: str | list[int] | list[dict[str, Any]]
@@ -35,14 +43,50 @@ class Asked(msgspec.Struct):
     request_id: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    number: int = 0
+    journaled: frozenset[str] = frozenset()
 
     def ids(self) -> list[str]:
         """The names of its completions, once it has one itself."""
-        if self.request_id is None:
-            return []
+        return [] if self.request_id is None else self.ids_under(self.request_id)
+
+    def ids_under(self, request_id: str) -> list[str]:
+        """The names that its completions would have, if it had this one itself."""
         if self.sampling.n == 1:
-            return [self.request_id]
-        return [choice_id(self.request_id, number) for number in range(self.sampling.n)]
+            return [request_id]
+        return [choice_id(request_id, number) for number in range(self.sampling.n)]
+
+    def missing(self) -> Iterator[tuple[str, SamplingParams]]:
+        """The completions that the journal doesn't have, where it has some: each as a request with a seed of its own."""
+        seed = self.sampling.seed
+        for number, name in enumerate(self.ids()):
+            if name not in self.journaled:
+                of_its_own = None if seed is None else child_seed(seed, number)
+                yield name, self.sampling.model_copy(update={"n": 1, "seed": of_its_own})
+
+
+class Refused(NamedTuple):
+    """A line that is no prompt: where it stands, what is wrong with it, and what to do."""
+
+    place: str
+    line: str
+    hint: str
+
+
+class Prompts:
+    """The prompts of one run in the order given, and the lines that are none."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.refused: list[Refused] = []
+
+    def __len__(self) -> int:
+        return len(self.asked) + len(self.refused)
+
+    def add(self, asked: Asked) -> None:
+        """The next prompt."""
+        asked.number = len(self) + 1
+        self.asked.append(asked)
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,8 +98,8 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     cache_salt: str = ""
 
 
-def read_prompts(arguments: Sequence[str], file: str | None, sampling: dict[str, Any]) -> list[Asked]:
-    """All prompts, in the order given: arguments first, then the file.
+def read_prompts(arguments: Sequence[str], file: str | None, sampling: dict[str, Any]) -> Prompts:
+    """All prompts, in the order given: arguments first, then the file. A line that is none stands in nobody's way.
 
     Args:
         arguments: texts; `-` stands for the lines of stdin.
@@ -63,24 +107,24 @@ def read_prompts(arguments: Sequence[str], file: str | None, sampling: dict[str,
         sampling: what the options say, for every prompt that doesn't say otherwise.
 
     Raises:
-        Complaint: a file can't be read, or isn't UTF-8, or a line isn't what it should be, or nothing but blank lines came.
+        Complaint: a file can't be read, or nothing but blank lines came.
         Rejected: the options are no sampling parameters.
     """
     common = SamplingParams(**sampling)
-    asked: list[Asked] = []
+    prompts = Prompts()
     for number, text in enumerate(arguments, start=1):
         if text == STDIN:
-            asked += _from_bytes(sys.stdin.buffer.read(), "stdin", sampling, common)
+            _add_lines(prompts, sys.stdin.buffer.read(), "stdin", sampling, common)
         else:
-            asked.append(Asked(f"prompt {number}", text, common))
+            prompts.add(Asked(f"prompt {number}", text, common))
     if file == STDIN:
-        asked += _from_bytes(sys.stdin.buffer.read(), "stdin", sampling, common)
+        _add_lines(prompts, sys.stdin.buffer.read(), "stdin", sampling, common)
     elif file is not None:
-        asked += _from_bytes(_contents(file), file, sampling, common)
-    if not asked and (arguments or file is not None):
+        _add_lines(prompts, _contents(file), file, sampling, common)
+    if not prompts and (arguments or file is not None):
         source = "stdin" if STDIN in (*arguments, file) else file
         raise Complaint(f"{source} has no prompt in it", "give one prompt per line; blank lines don't count")
-    return asked
+    return prompts
 
 
 def _contents(file: str) -> bytes:
@@ -91,21 +135,25 @@ def _contents(file: str) -> bytes:
         raise Complaint(f"cannot read {file}: {reason}", "--file takes a file of prompts, one per line") from error
 
 
-def _from_bytes(data: bytes, source: str, sampling: dict[str, Any], common: SamplingParams) -> list[Asked]:
+def _add_lines(prompts: Prompts, data: bytes, source: str, sampling: dict[str, Any], common: SamplingParams) -> None:
+    for number, ended in enumerate(data.removeprefix(BOM_UTF8).split(b"\n"), start=1):
+        place = f"{source} line {number}"
+        try:
+            line = _decoded(ended.removesuffix(b"\r"))
+            if line.startswith("{"):
+                prompts.add(_from_json(line, place, sampling))
+            elif line.strip():
+                prompts.add(Asked(place, line, common))
+        except Complaint as error:
+            prompts.refused.append(Refused(place, str(error), error.hint))
+
+
+def _decoded(line: bytes) -> str:
     try:
-        text = data.decode("utf-8-sig")
+        return line.decode()
     except UnicodeDecodeError as error:
-        number = data[: error.start].count(b"\n") + 1
-        what = f"{source} is not UTF-8: byte 0x{data[error.start]:02x} in line {number}"
+        what = f"it is not UTF-8: byte 0x{line[error.start]:02x} after {count(error.start, 'byte')}"
         raise Complaint(what, "convert it, for example with `iconv -t utf-8`") from error
-    asked = []
-    for number, ended in enumerate(text.split("\n"), start=1):
-        place, line = f"{source} line {number}", ended.removesuffix("\r")
-        if line.startswith("{"):
-            asked.append(_from_json(line, place, sampling))
-        elif line.strip():
-            asked.append(Asked(place, line, common))
-    return asked
 
 
 def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
@@ -113,23 +161,35 @@ def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
         given = msgspec.json.decode(line, type=_Line)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         if half := _half_pair(line):
-            what = f"{place}: \\u{ord(half):04x} without its other half is no character"
+            what = f"\\u{ord(half):04x} without its other half is no character"
             raise Complaint(what, "remove it, or write both halves of the pair, or the character itself") from error
         hint = 'a line that starts with { is JSON: {"prompt": "...", "sampling": {"max_tokens": 20}} or {"messages": [...]}'
-        raise Complaint(f"{place}: {error}", hint) from error
+        raise Complaint(str(error), hint) from error
+    if twice := _given_twice(line):
+        raise Complaint(f"{twice!r} is given twice in one object", "leave one of them out")
     if (given.prompt is None) == (given.messages is None):
-        raise Complaint(f"{place}: it has both or neither of prompt and messages", "give one of them")
+        raise Complaint("it has both or neither of prompt and messages", "give one of them")
     if given.messages is not None and not given.messages:
-        raise Complaint(
-            f"{place}: messages is empty", 'give at least one: {"messages": [{"role": "user", "content": "..."}]}'
-        )
+        raise Complaint("messages is empty", 'give at least one: {"messages": [{"role": "user", "content": "..."}]}')
     try:
         params = SamplingParams(**{**sampling, **given.sampling})
     except (Rejected, TypeError) as error:
-        raise Complaint(f"{place}: {error}", "nothing was started; correct the line and try again") from error
+        raise Complaint(str(error), "nothing was started for it; correct the line and give it again") from error
     prompt = given.messages if given.prompt is None else given.prompt
     assert prompt is not None
     return Asked(place, prompt, params, given.request_id, given.priority, given.cache_salt)
+
+
+def _given_twice(line: str) -> str:
+    """A key that an object of a line of JSON has twice, of which parsers silently take the last; empty if there is none."""
+    twice: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        twice.extend(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(line, object_pairs_hook=look)
+    return twice[0] if twice else ""
 
 
 def _half_pair(line: str) -> str:

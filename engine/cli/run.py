@@ -80,7 +80,9 @@ def command(
     """Generate text for prompts given as arguments, in a file or on stdin.
 
     Every request goes through the journal. Interrupt it, kill it, pull the plug: the same command on the same journal
-    finishes what was left, without losing or repeating a token. Without prompts it does only that.
+    finishes what was left, without losing or repeating a token. What an interrupted run has finished is printed, not computed
+    again; so is whatever has the id that a prompt brings, if it asked for the same. Without prompts it only finishes what was
+    left. A run that ended in good order is done: the same command then asks anew.
     """
     from refold.engine.cli.printer import Printer
     from refold.engine.cli.prompts_in import read_prompts
@@ -88,24 +90,28 @@ def command(
     from refold.engine.logs import configure_logging
 
     sampling = taken_sampling(engine_options)
-    asked = read_prompts(prompts, file, sampling)
+    read = read_prompts(prompts, file, sampling)
     configure_logging()
     options = {name: value for name, value in engine_options.items() if value is not None}
     engine = Engine(model, journal, **options)
     printer = Printer(as_json=as_json)
     as_chat = _has_chat_template(engine) if chat is None else chat
-    for each in asked:
+    for each in read.asked:
         each.prompt = _as_chat(each.prompt) if as_chat else each.prompt
-    submission = Submission([each for each in asked if _is_servable(engine, each, printer)], model, journal)
-    if asked and not submission.asked:
+    for refused in read.refused:
+        printer.reject(*refused)
+    submission = Submission([each for each in read.asked if _is_servable(engine, each, printer)], model, journal)
+    if read and not submission.asked:
         raise SystemExit(USAGE)
-    if not asked:
+    if not read:
         _require_journal(journal)
+    _warn_of_copies(submission.asked)
     with _explained(submission), engine.open(await_worker=False), _impatient():
         assert engine.recovery is not None
         _report_recovery(engine.recovery)
-        submission.since = _name(asked, journal)
-        status = max(_serve(engine, submission, printer), USAGE if len(submission.asked) < len(asked) else 0)
+        _tell_quarantine(engine, journal)
+        submission.since = _name(submission.asked, engine, journal)
+        status = max(_serve(engine, submission, printer), USAGE if len(submission.asked) < len(read) else 0)
     can_tell = printer.last_id and not is_memory(journal)
     tells = f"; `{typed('request', printer.last_id, journal)}` tells more" if can_tell else ""
     note(f"journal: {named(journal)}{tells}")
@@ -154,11 +160,12 @@ def _impatient() -> Iterator[None]:
         raise
 
 
-def _name(asked: "list[Asked]", journal: str) -> int:
-    """Give short ids to prompts that bring none: `run3-1` is the first of the journal's third engine.
+def _name(asked: "list[Asked]", engine: "Engine", journal: str) -> int:
+    """Give ids to prompts that bring none, and find those that are in the journal already.
 
     Returns the journal's length: all that is submitted now comes behind.
     """
+    from refold.engine.cli.earlier import name_and_find
     from refold.journal.errors import JournalError
     from refold.journal.record import EMPTY_HEAD
 
@@ -167,9 +174,29 @@ def _name(asked: "list[Asked]", journal: str) -> int:
             head = reader.head()
     except JournalError:  # in memory: there is no other run
         head = EMPTY_HEAD._replace(engine_epoch=1)
-    for number, each in enumerate(asked, start=1):
-        each.request_id = each.request_id if each.request_id is not None else f"run{head.engine_epoch}-{number}"
+    name_and_find(asked, engine, journal, head.engine_epoch)
+    if found := sum(bool(each.journaled) for each in asked):
+        note(
+            f"taken up: {found:,} of {count(len(asked), 'prompt')} in the journal already; what it has isn't computed again"
+        )
     return head.position
+
+
+def _warn_of_copies(asked: "list[Asked]") -> None:
+    """Say that greedy completions of one prompt are alike."""
+    most = max((each.sampling.n for each in asked if each.sampling.temperature == 0), default=1)
+    if most > 1:
+        note(
+            f"temperature is 0, which takes the likeliest token: on a model with weights the {most} completions of a prompt are "
+            "alike; give `--temperature 0.8`, say"
+        )
+
+
+def _tell_quarantine(engine: "Engine", journal: str) -> None:
+    """Say that something is kept out: whoever submits it is refused."""
+    if kept := engine.quarantined():
+        whose = listed([safe(each) for each in kept])
+        note(f"quarantined: what {whose} asked for, which killed workers; `{typed('quarantine', journal)}` tells more")
 
 
 def _report_recovery(recovery: "Recovery") -> None:
@@ -239,7 +266,8 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
     submission.is_open = True
     if not asked and not left:
         raise _nothing_to_do()
-    status, ids = 0, list(left)
+    taken_up = {name for each in asked for name in each.journaled}
+    status, ids = 0, [request_id for request_id in left if request_id not in taken_up]
     for each in asked:
         if not _submit(engine, each, ids, printer):
             status = USAGE
@@ -266,9 +294,14 @@ def _title(asked: "Asked") -> str:
 
 
 def _submit(engine: "Engine", asked: "Asked", ids: list[str], printer: "Printer") -> bool:
-    """Submit one prompt, and note its id; false if it was rejected."""
+    """Submit what the journal doesn't have of one prompt, and note its ids; false if it was rejected."""
 
     def submit() -> None:
+        if asked.journaled:
+            for name, sampling in asked.missing():
+                engine.enqueue(asked.prompt, sampling, request_id=name, **_order(asked))
+            ids.extend(asked.ids())
+            return
         name = engine.enqueue(asked.prompt, asked.sampling, request_id=asked.request_id, **_order(asked))
         ids.extend(engine.choices(name))
 

@@ -6,6 +6,9 @@ import click
 
 from refold.engine.cli.answers import answer_options, asking, show
 from refold.engine.cli.console import verb
+from refold.engine.cli.failures import Complaint
+from refold.engine.cli.typed import typed
+from refold.journal.errors import Rejected
 
 EXAMPLES = """Examples:
   refold sql run.db "SELECT request_id, total_ns FROM requests ORDER BY total_ns DESC LIMIT 5"
@@ -24,9 +27,15 @@ def command(journal: str, statement: str, as_json: bool, as_csv: bool, as_is: bo
 
     The connection can't write: whatever isn't a SELECT (WITH, VALUES, EXPLAIN) is refused.
     """
-    from refold.engine.audit.ask import check_reads
+    from refold.engine.audit.ask import check_reads, is_reading
 
     sql = sys.stdin.read() if statement == "-" else statement
-    check_reads(sql)
+    try:
+        check_reads(sql)
+    except Rejected as error:
+        if not is_reading(journal):
+            raise
+        in_order = f"the journal comes first, then the statement: `{typed('sql', statement, journal)}`"
+        raise Complaint(str(error), in_order) from error
     with asking(journal, as_is=as_is) as asked:
         show(asked.ask(sql), as_json=as_json, as_csv=as_csv)

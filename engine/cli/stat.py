@@ -7,6 +7,7 @@ import click
 
 from refold.engine.cli.console import clock, journal_argument, json_option, painter, reading, verb, write, write_json
 from refold.engine.cli.progress import bar
+from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.history.plain import count, safe
 from refold.engine.history.statistics import NS_PER_DAY, Statistics, statistics
 from refold.journal.store import DEFAULT_STREAM
@@ -60,6 +61,7 @@ def as_report(found: Statistics | None, sizes: Sizes, stream: str) -> dict[str, 
         "oldest_ns": found.all.first_ns,
         "newest_ns": found.all.last_ns,
         "totals": totals.counts(),
+        "num_quarantined": found.num_quarantined,
         "bytes_per_generated_token": round(of_records / tokens, 2) if tokens else None,
         "tokens_per_s": _rounded(found.tokens_per_s),
         "records_per_s": _rounded(found.records_per_s),
@@ -80,7 +82,7 @@ def _rounded(value: float | None) -> float | None:
 def _print(report: dict[str, Any], journal: str) -> None:
     paint = painter(sys.stdout)
     write(paint(safe(journal), bold=True) + f": {count(report['num_records'], 'record')}")
-    for name, words in _lines(report):
+    for name, words in [*_lines(report), *quarantine_line(report["num_quarantined"], journal)]:
         write(f"  {name:<10}{words}")
     for name, kind in report["events"].items():
         per = kind["num_bytes"] / kind["num_events"]

@@ -30,21 +30,28 @@ class Submission:
         if is_memory(self._journal):
             return "the journal was in memory only, and is gone with its requests"
         finish = f"`{typed('run', options=('--model', self._model, '--journal', self._journal))}` finishes what is left"
-        num_journaled = self._num_journaled()
+        num_journaled, is_cut = self._journaled()
         if num_journaled == len(self.asked):
-            return f"the journal is whole: {finish}"
-        return (
-            f"{num_journaled} of {count(len(self.asked), 'prompt')} are in the journal: {finish}; give the others again"
-        )
+            return f"the journal is whole: {finish}, and so does the same command"
+        others = "the same command does that and submits the others" if is_cut else "give the others again"
+        return f"{num_journaled} of {count(len(self.asked), 'prompt')} are in the journal: {finish}; {others}"
 
-    def _num_journaled(self) -> int:
+    def _journaled(self) -> tuple[int, bool]:
+        """How many prompts are in the journal, and whether something of them is unfinished, so that the next run takes them up."""
         from refold.journal.codec import decode
-        from refold.journal.events import RequestSubmitted
+        from refold.journal.events import RequestFinished, RequestSubmitted
 
+        submitted = {name for each in self.asked for name in each.journaled}
+        unfinished: set[int] = set()
         with reading(self._journal) as reader:
-            events = (event for record in reader.read(start=self.since) for event in decode(record))
-            submitted = {event.request_id for event in events if isinstance(event, RequestSubmitted)}
-        return sum(bool(each.ids()) and submitted.issuperset(each.ids()) for each in self.asked)
+            for event in (event for record in reader.read(start=self.since) for event in decode(record)):
+                if isinstance(event, RequestSubmitted):
+                    submitted.add(event.request_id)
+                    unfinished.add(event.handle)
+                elif isinstance(event, RequestFinished):
+                    unfinished.discard(event.handle)
+        num = sum(bool(each.ids()) and submitted.issuperset(each.ids()) for each in self.asked)
+        return num, bool(unfinished)
 
 
 def is_memory(journal: str) -> bool:

@@ -9,6 +9,7 @@ import click
 from refold.engine.cli.console import journal_argument, json_option, named, painter, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damage_hint
 from refold.engine.cli.progress import bar
+from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.cli.typed import typed
 from refold.engine.history.heads import ExportedHead, check_root, export, read_head
 from refold.engine.history.plain import count
@@ -91,6 +92,7 @@ def _success(verdict: Verdict) -> dict[str, Any]:
         "num_redecided": verdict.num_decided,
         "num_not_redecidable": verdict.num_forgotten,
         "totals": totals.counts(),
+        "num_quarantined": len(verdict.state.suspicion.quarantined),
         "laws": list(verdict.laws),
         "head": format_head(verdict.head),
     }
@@ -127,7 +129,7 @@ def _complaint(error: JournalCorrupt | Contradiction, journal: str) -> Complaint
 def _print(verdict: Verdict, journal: str) -> None:
     paint = painter(sys.stdout)
     write(paint("verified", fg="green", bold=True) + f": {named(journal)} is whole, and every law was kept")
-    for name, words in _lines(verdict):
+    for name, words in [*_lines(verdict), *quarantine_line(len(verdict.state.suspicion.quarantined), journal)]:
         write(f"  {name:<10}{words}")
     again = typed("verify", journal, options=("--head", format_head(verdict.head)))
     write(paint(f"  keep the head: `{again}` finds a tail that was cut off", dim=True))

@@ -1,6 +1,7 @@
 """Two journals side by side: where they part, and in what.
 
-What was decided is compared, event by event; when a record was made is not, unless asked for: two runs never share a clock.
+What was decided is compared, event by event; when a record was made is not, unless asked for: two runs never share a clock. Nor do
+they share seeds and ids that nobody gave: those are told as notes (`refold.engine.history.identity`), unless exactness is asked for.
 If the two are copies of one journal up to some place, their hash chains say so, and that place is found by halving. Then the
 records before it are checked against their hashes, on both sides: one that was edited has kept the hash of what it was.
 
@@ -16,6 +17,7 @@ import msgspec
 
 from refold.engine.history.causes import class_of
 from refold.engine.history.differences import Difference, differences, event_differences
+from refold.engine.history.identity import Identity
 from refold.engine.history.replay import unheard
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt, JournalError
@@ -55,11 +57,15 @@ class Parting(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """`num_alike` records from the start are the same; `num_copied` of them are known by their hashes. `parting` None: all are."""
+    """`num_alike` records from the start are the same; `num_copied` of them are known by their hashes. `parting` None: all are.
+
+    `notes` say in what they differ by nature: seeds and ids that were drawn.
+    """
 
     num_alike: int
     num_copied: int
     parting: Parting | None
+    notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -68,9 +74,10 @@ def compare(
     streams: tuple[str, str] = (DEFAULT_STREAM, DEFAULT_STREAM),
     *,
     with_times: bool = False,
+    exact: bool = False,
     on_record: Callable[[], object] = unheard,
 ) -> Compared:
-    """Find where two journals part.
+    """Find where two journals part. `exact`: what differs by nature counts too.
 
     Raises:
         JournalError: one of them can't be read.
@@ -81,15 +88,21 @@ def compare(
         _Side(name, reader, stream, length)
         for name, reader, stream, length in zip(("left", "right"), (left, right), streams, lengths, strict=True)
     ]
+    identity = None if exact else Identity()
     for position, (one, other) in enumerate(zip_longest(*(side.records() for side in sides))):
         damaged = next((side for side in sides if side.damage is not None), None)
         if damaged is not None:
-            return Compared(position, min(copied, position), _damage(damaged, sides, position))
-        parting = None if position < copied else _parting(position, one, other, with_times=with_times)
+            found = _damage(damaged, sides, position)
+            return Compared(position, min(copied, position), found, _notes(identity))
+        parting = None if position < copied else _parting(position, one, other, identity, with_times=with_times)
         if parting is not None:
-            return Compared(position, copied, _explained(parting, sides))
+            return Compared(position, copied, _explained(parting, sides), _notes(identity))
         on_record()
-    return Compared(min(lengths), copied, None)
+    return Compared(min(lengths), copied, None, _notes(identity))
+
+
+def _notes(identity: Identity | None) -> tuple[str, ...]:
+    return () if identity is None else tuple(identity.notes)
 
 
 class _Side:
@@ -153,7 +166,9 @@ def _hash_at(reader: JournalReader, stream: str, position: int) -> bytes | None:
     return next((record.hash for record in reader.read(stream, position, position + 1)), None)
 
 
-def _parting(position: int, one: Record | None, other: Record | None, *, with_times: bool) -> Parting | None:
+def _parting(
+    position: int, one: Record | None, other: Record | None, identity: Identity | None, *, with_times: bool
+) -> Parting | None:
     if one is None or other is None:
         return Parting(position, "length", one, other, [], "truncated" if other is None else "")
     if one.body == other.body and one.content == other.content:
@@ -167,6 +182,8 @@ def _parting(position: int, one: Record | None, other: Record | None, *, with_ti
     left, right = sides
     if not with_times:
         left, right = _timeless(left), _timeless(right)
+    if identity is not None:
+        left, right = identity.evened(left, right)
     if left == right:
         return _header_parting(position, one, other) if with_times else None
     return Parting(position, "events", one, other, event_differences(left, right), class_of(right, left))

@@ -1,6 +1,6 @@
 """Which request and which step an event speaks of: what filters stand on."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -98,6 +98,10 @@ class Names:
         return self._handles.get(request_id)
 
     def similar(self, request_id: str) -> list[str]:
-        """Known client ids that look like this one, the best first; the first ones known if none does."""
-        known = list(self._handles)
-        return get_close_matches(request_id, known, n=3, cutoff=0.5) or known[:3]
+        """Known client ids that look like this one; see `similar`."""
+        return similar(request_id, list(self._handles))
+
+
+def similar(request_id: str, known: Sequence[str]) -> list[str]:
+    """Ids that look like this one, the best first; the first ones known if none does."""
+    return get_close_matches(request_id, known, n=3, cutoff=0.5) or list(known[:3])

@@ -4,7 +4,7 @@ Counts of requests and tokens are totals that the fold keeps, so the newest snap
 lies behind it is read. What kinds of events there are and how many bytes each takes needs every record: that is asked for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,9 +12,11 @@ import msgspec
 from refold.engine.folding import nearest
 from refold.journal.archives import Archive, ArchivedReader, border_of
 from refold.journal.codec import decode
+from refold.journal.events import ContentRedacted, Event, QuarantineLifted, RequestQuarantined
 from refold.journal.record import Head, size_of
 from refold.journal.snapshots import SnapshotEntry, SnapshotReader
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+from refold.projections.suspicion import Suspicion, lift, quarantine
 from refold.projections.totals import Totals
 
 NS_PER_S = 1_000_000_000
@@ -44,7 +46,10 @@ class Kind(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What is known of one stream. `kinds` is empty if it wasn't asked for."""
+    """What is known of one stream. `kinds` is empty if it wasn't asked for.
+
+    `num_quarantined`: contents that are kept out because they killed workers.
+    """
 
     head: Head
     border: Head
@@ -54,6 +59,7 @@ class Statistics(NamedTuple):
     snapshots: list[SnapshotEntry]
     archives: list[Archive]
     kinds: dict[str, Kind]
+    num_quarantined: int = 0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -82,7 +88,7 @@ def statistics(
     if not head.position:
         return None
     border = border_of(reader, stream)
-    totals, kinds = (_count_all if by_kind else _count_rest)(reader, stream, head.position, on_record)
+    totals, kinds, known = (_count_all if by_kind else _count_rest)(reader, stream, head.position, on_record)
     return Statistics(
         head=head,
         border=border,
@@ -92,6 +98,7 @@ def statistics(
         snapshots=reader.snapshots(stream) if isinstance(reader, SnapshotReader) else [],
         archives=reader.archives(stream) if isinstance(reader, ArchivedReader) else [],
         kinds=kinds,
+        num_quarantined=len(known.quarantined),
     )
 
 
@@ -103,27 +110,42 @@ def _span(reader: JournalReader, stream: str, start: int, stop: int) -> Span:
 
 def _count_rest(
     reader: JournalReader, stream: str, stop: int, on_record: Callable[[], None]
-) -> tuple[Totals, dict[str, Kind]]:
+) -> tuple[Totals, dict[str, Kind], Suspicion]:
     """The totals of the newest snapshot, and of what lies behind it."""
     folded, head = nearest(reader, stream, stop)
+    known = folded.state.suspicion
     for record in reader.read(stream, head.position, stop):
-        folded.totals.observe_all(decode(record))
+        events = decode(record)
+        folded.totals.observe_all(events)
+        _follow_quarantine(known, events)
         on_record()
-    return folded.totals, {}
+    return folded.totals, {}, known
+
+
+def _follow_quarantine(known: Suspicion, events: Sequence[Event]) -> None:
+    """What is quarantined, and nothing else of suspicion; whose it is, is told by the handle alone."""
+    for event in events:
+        if isinstance(event, RequestQuarantined):
+            quarantine(known, event.content_digest, event.handle, "")
+        elif isinstance(event, QuarantineLifted):
+            lift(known, [event.handle])
+        elif isinstance(event, ContentRedacted):
+            lift(known, event.handles)
 
 
 def _count_all(
     reader: JournalReader, stream: str, stop: int, on_record: Callable[[], None]
-) -> tuple[Totals, dict[str, Kind]]:
-    totals, kinds = Totals(), dict[str, Kind]()
+) -> tuple[Totals, dict[str, Kind], Suspicion]:
+    totals, kinds, suspicion = Totals(), dict[str, Kind](), Suspicion()
     encoder = msgspec.json.Encoder()
     for record in reader.read(stream, 0, stop):
         events = decode(record)
         totals.observe_all(events)
+        _follow_quarantine(suspicion, events)
         sizes = [len(encoder.encode(event)) for event in events] if len(events) > 1 else [size_of(record)]
         for event, size in zip(events, sizes, strict=True):
             name = type(event).__name__
             known = kinds.get(name, Kind(0, 0))
             kinds[name] = Kind(known.num_events + 1, known.num_bytes + size)
         on_record()
-    return totals, dict(sorted(kinds.items(), key=lambda item: -item[1].num_bytes))
+    return totals, dict(sorted(kinds.items(), key=lambda item: -item[1].num_bytes)), suspicion

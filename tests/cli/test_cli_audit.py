@@ -65,7 +65,8 @@ def test_every_named_query_and_every_example_runs(name, journal):
     assert refold("sql", journal, view.example, "--json").exit_code == 0
     for column in view.filters:
         flag = {"request_id": "--request", "output_index": "--index"}.get(column, f"--{column}")
-        assert refold("audit", name, journal, flag, "3", "--json").exit_code == 0, column
+        expected = 1 if flag == "--request" else 0
+        assert refold("audit", name, journal, flag, "3", "--json").exit_code == expected, column
 
 
 def test_every_store_gives_the_same_answers(any_journal):
@@ -279,3 +280,17 @@ def test_an_engine_that_runs_is_asked_while_it_runs(tmp_path):
     finally:
         child.kill()
     assert refold("audit", "violations", path_url(tmp_path)).exit_code == 0
+
+
+def test_a_request_that_is_not_there_is_said_to_be_unknown_as_by_other_verbs(journal):
+    error = refused("audit", "tokens", journal, "--request", "req-99", "--json", status=1)
+    assert "no request 'req-99' in this journal" in error
+    assert "'req-" in error.splitlines()[1]
+
+
+def test_a_statement_in_the_journals_place_is_told_the_order(journal):
+    error = refused("sql", "SELECT count(*) FROM requests", str(journal))
+    assert (
+        f"the journal comes first, then the statement: `refold sql {journal} 'SELECT count(*) FROM requests'`" in error
+    )
+    assert "comes first" not in refused("sql", str(journal), "DROP TABLE requests")

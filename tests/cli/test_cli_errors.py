@@ -242,13 +242,27 @@ def test_a_prompt_that_cannot_be_served_stands_in_nobodys_way(tmp_path, model, l
         (b'{"prompt": "\\ud800"}\n', "stdin line 2: \\ud800 without its other half is no character"),
         (b'{"messages": [{"role": "user", "content": "x\\udc00y"}]}\n', "stdin line 2: \\udc00 without its other half"),
         (b'{"messages": []}\n', "stdin line 2: messages is empty"),
+        (b'{"prompt": "x", "prompt": "y"}\n', "'prompt' is given twice"),
+        (b'{"prompt": "x", "sampling": {"logit_bias": {"7": 1, "7": 2}}}\n', "'7' is given twice"),
+        (b'{"prompt": "x", "sampling": {"logit_bias": {"7": 1, "07": 2}}}\n', "give each token one bias"),
     ],
 )
-def test_a_file_that_is_wrong_is_rejected_whole(tmp_path, line, says):
-    result = refold("run", "--model", "simulated", "--journal", tmp_path / "x.db", "-", stdin=b"fine\n" + line)
+def test_a_line_that_is_no_prompt_is_named_and_the_others_are_served(tmp_path, line, says):
+    arguments = ("run", "--model", "simulated", "--max-tokens", 2, "--journal", tmp_path / "x.db", "-")
+    result = refold(*arguments, stdin=b"fine\n" + line + b"also\n")
+    assert result.exit_code == 2, result.stderr
+    assert_one_line_and_a_hint("\n".join(result.stderr.splitlines()[:2]))
+    assert "stdin line 2: " in result.stderr
+    assert says in result.stderr
+    assert result.stdout.count("(2 tokens, length)") == 2
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"{not json}\n"])
+def test_lines_that_are_all_no_prompts_open_no_engine(tmp_path, line):
+    result = refold("run", "--model", "simulated", "--json", "--journal", tmp_path / "x.db", "-", stdin=line)
     assert result.exit_code == 2, result.stderr
     assert_one_line_and_a_hint(result.stderr)
-    assert says in result.stderr
+    assert '"place":"stdin line 1"' in result.stdout
     assert not (tmp_path / "x.db").exists()
 
 

@@ -239,3 +239,10 @@ def run_after_close(journal):
     with Engine(model="simulated?eos=-1&step_ms=2", journal=journal) as engine:
         engine.enqueue([1, 2, 3], SamplingParams(max_tokens=40), request_id="again")
     return run(journal).stderr
+
+
+def test_greedy_completions_of_one_prompt_are_said_to_be_alike(journal):
+    greedy, drawn = (run(journal, "-n", 2, "--max-tokens", 2, "--temperature", t, "hello") for t in (0, 0.8))
+    assert greedy.exit_code == 0
+    assert "the 2 completions of a prompt are alike; give `--temperature 0.8`" in greedy.stderr
+    assert "alike" not in drawn.stderr

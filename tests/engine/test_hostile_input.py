@@ -58,6 +58,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": math.inf}, "frequency_penalty is inf"),
     ({"frequency_penalty": HUGE}, "frequency_penalty is a number of 16610 bits"),
     ({"logit_bias": {5: math.nan}}, "logit_bias is nan"),
+    ({"logit_bias": {5: 1.0, "5": 2.0}}, "logit_bias is {5: 1.0, '5': 2.0}: give each token one bias"),
     ({"logit_bias": {5: 100.5}}, "logit_bias is 100.5: give a dict from up to 1024 token ids to -100 to 100, or None"),
     ({"logit_bias": {"x": 1.0}}, "logit_bias is 'x'"),
     ({"logit_bias": {"1" * 5000: 1.0}}, "logit_bias is '11111"),
@@ -309,6 +310,27 @@ def test_a_submission_can_be_checked_before_there_is_an_engine(tmp_path: Path) -
         engine.check([1], SamplingParams(max_tokens=4))
         assert engine.stats().requests == 0
     assert Engine("simulated").tokenizer is not None
+
+
+def test_a_text_in_the_place_of_a_list_of_prompts_is_refused() -> None:
+    with (
+        Engine(MODEL) as engine,
+        pytest.raises(Rejected, match=r"prompts is the text 'hello': give a list .* \['hello'\]"),
+    ):
+        engine.run("hello")
+    with Engine(MODEL) as engine:
+        assert engine.stats().requests == 0
+
+
+def test_an_engine_says_whether_a_name_is_known(tmp_path: Path) -> None:
+    with Engine(MODEL, tmp_path / "x.db") as engine:
+        assert not engine.knows("a")
+        engine.run(
+            [[1], [2]], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, n=2)], request_ids=["a", "b"]
+        )
+        assert [engine.knows(name) for name in ("a", "b", "b#1", "c")] == [True, True, True, False]
+    with Engine(MODEL, tmp_path / "x.db") as engine:
+        assert engine.knows("a")
 
 
 def test_an_id_that_is_taken_is_rejected_and_its_owner_is_not_aborted() -> None:

@@ -142,7 +142,7 @@ def test_content_in_quarantine_is_refused_however_it_is_sampled_until_it_is_lift
     player.submit("c", 4)
     player.do(LiftQuarantine(request_id="a"))
     player.do(again(player, "b", max_tokens=1))
-    with pytest.raises(Rejected, match="0 requests' content is"):
+    with pytest.raises(Rejected, match="'a' asked for is quarantined, and 0 other contents are"):
         player.do(LiftQuarantine(request_id="a"))
     lived(player)
 
