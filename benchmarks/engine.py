@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from refold.engine.config import SamplingParams
 from refold.engine.engine import Engine
+from refold.engine.sampling_params import SamplingParams
 from refold.gpu.batch import StepOutput, WorkOrder
 from refold.gpu.simulated import SimulatedWorker
 from refold.journal.events import EngineConfig

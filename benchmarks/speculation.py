@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from refold.engine.config import SamplingParams
 from refold.engine.engine import Engine
+from refold.engine.sampling_params import SamplingParams
 from refold.gpu.batch import StepOutput, WorkOrder
 from refold.gpu.weights import describe_model
 from refold.gpu.worker import TorchWorker

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from concurrent.futures import Future
 
-from refold.engine.config import short
+from refold.engine.checked import short
 from refold.engine.core import EngineCore
 from refold.engine.history.plain import count
 from refold.engine.life import Life, unredacted

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import wait
 
 from refold.engine.asking import abort_when_accepted, known
-from refold.engine.config import MAX_CHOICES
 from refold.engine.life import Life
 from refold.engine.messages import Ask
+from refold.engine.sampling_params import MAX_CHOICES
 from refold.engine.streams import Completion
 from refold.engine.submissions import choice_id
 from refold.journal.errors import NotFound

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TypedDict, Unpack, get_args
 
 from refold.engine.asking import abort_when_accepted, accepted, found, is_live, known
+from refold.engine.checked import short
 from refold.engine.choices import (
     abort_all,
     all_accepted,
@@ -30,7 +31,6 @@ from refold.engine.choices import (
     name_of,
     outputs_of,
 )
-from refold.engine.config import SamplingParams, short
 from refold.engine.life import Life
 from refold.engine.lifecycle import Lifecycle
 from refold.engine.messages import Ask, EngineStopped
@@ -38,6 +38,7 @@ from refold.engine.opening import Recovery
 from refold.engine.prompts import Prompt
 from refold.engine.quarantine import lift_live, quarantined_live
 from refold.engine.redacting import Redaction, redact_live
+from refold.engine.sampling_params import SamplingParams
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
 from refold.engine.streams import Completion, Delta, OnDelta, complete, follow, follow_choices

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from refold.engine.config import SamplingParams, short
+from refold.engine.checked import short
 from refold.engine.models import Text
+from refold.engine.sampling_params import SamplingParams
 from refold.journal.errors import Rejected
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from refold.engine.asking import obeyed
-from refold.engine.config import SamplingParams
 from refold.engine.life import Life
 from refold.engine.messages import Ask
 from refold.engine.prompts import Extension
+from refold.engine.sampling_params import SamplingParams
 from refold.engine.streams import Delta, follow
 from refold.journal.errors import RefoldError, Rejected
 from refold.projections.outbox import Output

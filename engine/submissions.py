@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from refold.engine.config import SamplingParams
 from refold.engine.messages import Ask
 from refold.engine.models import Text
 from refold.engine.prompts import (
@@ -26,6 +25,7 @@ from refold.engine.prompts import (
     extension_token_ids,
     prompt_token_ids,
 )
+from refold.engine.sampling_params import SamplingParams
 from refold.gpu.noise import child_seed
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Sampling

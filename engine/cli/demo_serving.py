@@ -52,8 +52,8 @@ def read_receipts(path: Path) -> list[Receipt]:
 
 def serve(order: Order) -> None:
     """Serve all requests to their end."""
-    from refold.engine.config import SamplingParams
     from refold.engine.engine import Delta, Engine
+    from refold.engine.sampling_params import SamplingParams
 
     book = ReceiptBook(order.receipts)
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refold.engine.cli.failures import Complaint
-from refold.engine.config import SamplingParams
 from refold.engine.history.plain import count
+from refold.engine.sampling_params import SamplingParams
 from refold.engine.submissions import choice_id
 from refold.gpu.noise import child_seed
 from refold.journal.errors import Rejected

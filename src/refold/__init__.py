@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refold.engine.config import SamplingParams
+    from refold.engine.sampling_params import SamplingParams
     from refold.engine.engine import Completion, Delta, Engine
     from refold.engine.messages import EngineStopped
     from refold.engine.models import Text
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "SamplingParams": "refold.engine.config",
+    "SamplingParams": "refold.engine.sampling_params",
     "Completion": "refold.engine.engine",
     "Delta": "refold.engine.engine",
     "Engine": "refold.engine.engine",

@@ -15,8 +15,8 @@ import pytest
 from refold.engine.cli.prompts_in import Asked
 from refold.engine.cli.submission import Submission
 from refold.engine.cli.typed import quoted, typed
-from refold.engine.config import SamplingParams
 from refold.engine.engine import Engine
+from refold.engine.sampling_params import SamplingParams
 from refold.journal.events import OutputDelivered, StateDigest
 from refold.journal.stores import open_reader
 from tests.cli.command import BARE, process, refold, rows

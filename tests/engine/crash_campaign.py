@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from refold.engine.config import EngineArgs, SamplingParams
+from refold.engine.config import EngineArgs
 from refold.engine.models import find_model
+from refold.engine.sampling_params import SamplingParams
 from refold.gpu.simulated import simulated_token
 from refold.journal.codec import decode
 from refold.journal.errors import NotFound

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from refold.engine.config import SamplingParams
 from refold.engine.engine import Delta, Engine
+from refold.engine.sampling_params import SamplingParams
 from refold.journal.errors import NotFound
 from refold.journal.stores import sql  # noqa: F401 - imported before the fork, for every life
 from refold.journal.stores.segments import store  # noqa: F401

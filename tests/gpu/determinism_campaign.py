@@ -24,9 +24,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refold.engine.config import SamplingParams
 from refold.engine.engine import Engine
 from refold.engine.history.came_back import came_back
+from refold.engine.sampling_params import SamplingParams
 from refold.journal.codec import decode
 from refold.journal.errors import JournalError, NotFound
 from refold.journal.events import (

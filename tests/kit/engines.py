@@ -5,9 +5,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from refold.engine.config import EngineArgs, SamplingParams
+from refold.engine.config import EngineArgs
 from refold.engine.engine import Delta
 from refold.engine.models import find_model
+from refold.engine.sampling_params import SamplingParams
 from refold.gpu.simulated import simulated_token
 from refold.journal.codec import decode
 from refold.journal.events import Event
