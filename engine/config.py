@@ -4,7 +4,6 @@ pydantic checks types and ranges; what leaves this module are the frozen message
 `EngineConfig`). A value that can't be is one `Rejected`: the field, the value and what to write instead, in one line.
 """
 
-import re
 from os import PathLike
 from typing import Annotated, Literal, TypedDict
 
@@ -13,25 +12,19 @@ from pydantic import Field, model_validator
 
 from refold.engine.checked import Checked, short
 from refold.engine.models import START_TIMEOUT_S, STEP_TIMEOUT_S, Dtype, Model, WorkerPlace
+from refold.engine.sampling_params import MAX_SEED
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Policy, Speculation
 from refold.journal.store import DEFAULT_STREAM
-from refold.scheduler.admission import (
-    MAX_BIAS,
-    MAX_NAME_CHARS,
-)
+from refold.scheduler.admission import MAX_NAME_CHARS
 from refold.scheduler.recovery import MAX_TENANT_WEIGHT
 
 KV_BUDGET_BYTES = 512 << 20
 """What the default pool may take; `num_blocks` overrules it."""
 
 DEFAULT_NUM_BLOCKS = 4_096
-MAX_SEED = 2**63 - 1
-MAX_CHOICES = 64
-_MAX_INT = 2**31 - 1
+
 _MAX_IDLE_S = 10.0**9
-_TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
-_Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 _Weight = Annotated[int, Field(ge=1, le=MAX_TENANT_WEIGHT)]
 _BatchAndDrafts = tuple[Annotated[int, Field(ge=1, le=1 << 16)], Annotated[int, Field(ge=0, le=8)]]
 
