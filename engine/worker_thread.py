@@ -5,12 +5,12 @@ that a worker given up on can't be mistaken for its successor. One order, one an
 than it was asked, or with something that isn't an answer, is lost like one that raised.
 """
 
-import queue
 import threading
 from collections.abc import Callable
 
 from refold.engine.logs import get_logger
 from refold.engine.messages import StepDone, WorkerFailed, WorkerMessage, WorkerReady
+from refold.engine.order_queue import OrderQueue
 from refold.gpu.batch import StepOutput, Worker, WorkOrder
 from refold.journal.errors import WorkerLost
 
@@ -35,8 +35,7 @@ class WorkerThread:
         self._control = control
         self._post = post
         self._after = after
-        self._orders: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
-        self._abandoned = False
+        self._orders = OrderQueue()
         self._thread = threading.Thread(target=self._run, name="refold-worker", daemon=True)
         self._thread.start()
 
@@ -46,8 +45,7 @@ class WorkerThread:
 
     def stop(self) -> None:
         """End after the step that runs now, if one does; orders still queued are not executed. Idempotent."""
-        self._abandoned = True
-        self._orders.put(None)
+        self._orders.close()
 
     def join(self, timeout_s: float = CLOSE_PATIENCE_S) -> bool:
         """Wait for the end of a stopped worker; False if it didn't come in time."""
@@ -64,8 +62,10 @@ class WorkerThread:
             if self._control is not None:
                 self._control(worker)
             self._post(WorkerReady(self, worker.kind, worker.environment()))
-            while (order := self._orders.get()) is not None and not self._abandoned:
+            self._orders.serve(worker)
+            while (order := self._orders.take()) is not None:
                 self._post(StepDone(answer(worker, order)))
+                self._orders.done()
         except BaseException as error:  # noqa: BLE001 - whatever ends a worker, the engine must hear of it
             self._post(WorkerFailed(self, error))
         finally:

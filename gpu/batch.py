@@ -9,7 +9,7 @@ Order of work at a step: drop the slots in `released`; make the slots of `admitt
 old slot); append the step's new blocks to the block tables; compute; sample for each entry that is no chunk.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -81,4 +81,20 @@ class Worker(Protocol):
 
     def close(self) -> None:
         """Free the device. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class TakesAhead(Protocol):
+    """A worker that can be given orders before their turn, so that it has no pause between two of them.
+
+    One caller at a time, which may be another thread than that of `execute`.
+    """
+
+    def offer(self, order: WorkOrder) -> bool:
+        """Take an order behind those that it was given, if that needs no waiting; False if it wasn't taken."""
+        ...
+
+    def hand_over(self, order: WorkOrder) -> None:
+        """Have the order that is due, whole, by the return: to be called before `execute`. Blocking. May raise as `execute`."""
         ...

@@ -8,11 +8,12 @@ what a worker says is data, never code.
       ── Hello(config, threads, dtype) ──▶     loads the model
       ◀─ Alive* ─────────────────────────     a sign of life, again and again while it is busy
       ◀─ Ready(kind, environment) ───────     or Failed
-      ── WorkOrder ──▶                         one step
+      ── WorkOrder+ ──▶                        one step; the next order may be there already
       ◀─ Alive*, StepOutput ─────────────     or Failed, and it ends
       ── end of file ──▶                       it ends
 """
 
+import select
 import socket
 import struct
 import time
@@ -26,6 +27,7 @@ from refold.journal.events import EngineConfig
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 30
 _HEADER = struct.Struct(">IB")
+_CLOSED = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 
 
 class FrameError(Exception):
@@ -92,18 +94,50 @@ def unpack(kind: int, body: bytes) -> Frame:
 
 
 class Channel:
-    """One end of the socket. `receive` may be called from one thread, `send` from another."""
+    """One end of the socket. `receive` may be called from one thread; `send`, `offer` and `flush` from another, one at a time."""
 
-    __slots__ = ("_buffer", "_socket")
+    __slots__ = ("_aside", "_buffer", "_rest", "_socket")
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._buffer = bytearray()
+        self._aside: socket.socket | None = None  # the same end, which never waits
+        self._rest = b""  # of the last frame that was offered
 
     def send(self, frame: Frame, timeout_s: float | None = None) -> None:
         """Raises OSError (TimeoutError among them) if the other end is gone, or takes nothing for so long."""
         self._socket.settimeout(timeout_s)
-        self._socket.sendall(pack(frame))
+        rest, self._rest = self._rest, b""
+        self._socket.sendall(rest + pack(frame))
+
+    def offer(self, frame: Frame) -> bool:
+        """Send a frame if that takes no waiting; False if it wasn't sent. What doesn't fit of it is left to `flush` or `send`."""
+        if self._rest:
+            return False
+        packed = pack(frame)
+        try:
+            if self._aside is None:
+                self._aside = self._socket.dup()
+            self._aside.setblocking(False)
+            sent = self._aside.send(packed)
+        except OSError:  # no room, or nobody there: who waits for an answer hears of that
+            return False
+        self._rest = packed[sent:]
+        return True
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Send what is left of the last frame that was offered; raises as `send`."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(rest)
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the other end is closed, whatever it left to be read."""
+        poll = select.poll()
+        poll.register(self._socket, _CLOSED)
+        return bool(poll.poll(0))
 
     def receive(self, timeout_s: float | None = None) -> Frame | None:
         """The next frame; None at the end of the stream.
@@ -129,6 +163,8 @@ class Channel:
     def close(self) -> None:
         """Idempotent."""
         self._socket.close()
+        if self._aside is not None:
+            self._aside.close()
 
     def _read(self, count: int, deadline: float | None) -> bytes | None:
         while len(self._buffer) < count:

@@ -21,6 +21,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,6 +89,7 @@ class ProcessWorker:
         with theirs:
             self._process = _spawn(command or [sys.executable, "-m", "refold.gpu.process_main"], theirs)
         self._channel = Channel(ours)
+        self._given: deque[WorkOrder] = deque()  # orders that the process has, or has most of
         self.pid = self._process.pid
         loading = loading or Loading()
         loading.begin(self._process)
@@ -112,11 +115,32 @@ class ProcessWorker:
         """
         step = order.scheduled.step
         try:
-            self._send(order)
+            if not self._given or self._given[0] is not order:
+                self.hand_over(order)
+            self._given.popleft()
             return self._wait_for(StepOutput, f"step {step}", self._step_timeout_s)
         except BaseException:
             self.close()
             raise
+
+    def offer(self, order: WorkOrder) -> bool:
+        """Put an order into the socket, if there's room: the process finds it when it's done with those before it."""
+        if not self._channel.offer(order):
+            return False
+        self._given.append(order)
+        return True
+
+    def hand_over(self, order: WorkOrder) -> None:
+        """Put an order into the socket, or what isn't there of it yet.
+
+        Raises:
+            WorkerLost: the process doesn't take it.
+        """
+        if not any(given is order for given in self._given):
+            self._send(order)
+            self._given.append(order)
+        elif self._given[-1] is order:
+            self._flush()
 
     def close(self) -> None:
         """End the process: it is asked, and killed if it doesn't answer. Idempotent."""
@@ -128,8 +152,17 @@ class ProcessWorker:
             self._process.wait()
 
     def _send(self, frame: Frame) -> None:
-        try:
+        with self._sending():
             self._channel.send(frame, self._silence_s)
+
+    def _flush(self) -> None:
+        with self._sending():
+            self._channel.flush(self._silence_s)
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise self._lost(f"it took no order ({error.strerror or error})") from error
 

@@ -83,6 +83,8 @@ def _serve(channel: Channel, pulse: _Pulse) -> int:
 
 def _obey(channel: Channel, pulse: _Pulse, worker: Worker) -> None:
     while isinstance(order := channel.receive(), WorkOrder):
+        if channel.is_orphaned:  # and this order nobody's any more
+            raise _EngineGone
         pulse.start()
         pulse.send(worker.execute(order))
     worker.close()

@@ -168,6 +168,47 @@ def test_a_program_that_talks_nonsense_is_lost(speech: str, message: str) -> Non
         ProcessWorker(config_for(), command=[sys.executable, "-c", program])
 
 
+READS_TWO_ORDERS_FIRST = """
+import socket, sys, time
+from refold.gpu.batch import StepOutput
+from refold.gpu.frames import Channel, Ready
+channel = Channel(socket.socket(fileno=int(sys.argv[-1])))
+channel.receive()
+channel.send(Ready(kind="patient", environment={}))
+for order in [channel.receive(), channel.receive()]:
+    channel.send(StepOutput(step=order.scheduled.step, generation=1, counts=[], token_ids=[], positions=[]))
+"""
+
+
+def test_an_order_that_was_offered_is_there_before_the_one_ahead_of_it_is_answered() -> None:
+    worker = ProcessWorker(config_for(), silence_s=5.0, command=[sys.executable, "-c", READS_TWO_ORDERS_FIRST])
+    first = order_for(worker)
+    second = replace(first, scheduled=replace(first.scheduled, step=1))
+    worker.hand_over(first)
+    assert worker.offer(second)
+    assert [worker.execute(first).step, worker.execute(second).step] == [0, 1]
+    worker.close()
+
+
+@pytest.mark.parametrize(("num_orders", "prompt_tokens"), [(600, 1_000), (60, 20_000)], ids=["small", "fits in part"])
+def test_what_the_socket_has_no_room_for_is_given_when_it_is_due(
+    make: Callable[..., ProcessWorker], num_orders: int, prompt_tokens: int
+) -> None:
+    config = replace(config_for(), max_model_len=1 << 16, num_blocks=1 << 19, max_num_batched_tokens=1 << 16)
+    worker, alone = make(config), SimulatedWorker(config)
+    drive = WorkerDriver(worker, config, seed=1)
+    prompts = [[1 + (i + n) % 90 for i in range(prompt_tokens)] for n in range(num_orders)]
+    orders = [drive.order([(drive.add(prompt, Sampling(seed=3, max_tokens=4)), prompt_tokens)]) for prompt in prompts]
+    os.kill(worker.pid, signal.SIGSTOP)
+    worker.hand_over(orders[0])
+    taken = [worker.offer(order) for order in orders[1:]]
+    assert False in taken, "a socket that holds everything tests nothing"
+    num_taken = taken.index(False)
+    os.kill(worker.pid, signal.SIGCONT)
+    for order in orders[: 1 + num_taken + 3]:
+        assert worker.execute(order) == alone.execute(order)
+
+
 def test_a_program_that_starts_slowly_is_no_silent_one() -> None:
     slowly = "import sys, time, os; time.sleep(1.5); os.execv(sys.executable, [sys.executable, '-m', 'refold.gpu.process_main', *sys.argv[1:]])"
     worker = ProcessWorker(config_for(), silence_s=1.0, command=[sys.executable, "-c", slowly])
