@@ -321,7 +321,7 @@ def test_ctrl_c_while_a_process_loads_the_model_ends_it_at_once_and_says_how_to_
     assert stderr.decode().splitlines() == [
         "interrupted: closing the journal when the steps in flight are done; once more ends it at once",
         "refold: interrupted",
-        f"  hint: the journal is whole: `{command}` finishes what is left",
+        f"  hint: the journal is whole: `{command}` finishes what is left, and so does the same command",
     ]
     assert len(in_shell(command, tmp_path).stdout.split()) == 4
 

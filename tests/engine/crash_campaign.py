@@ -231,9 +231,12 @@ def _count_recovery(tally: Tally, opened: list[dict[str, Any]]) -> None:
 
 def run_round(victim: Victims, this: Round, tally: Tally, max_kills: int) -> None:
     """One round, with at most `max_kills` kills; its last life may finish."""
-    is_over, goal = False, tally.kills + min(max_kills, MAX_KILLS_PER_ROUND)
+    is_over, goal, max_delay_s = False, tally.kills + min(max_kills, MAX_KILLS_PER_ROUND), 0.35
     while not is_over and tally.kills < goal:
-        is_over = kill_one_life(victim, this, tally, max_delay_s=0.35)
+        num_early = tally.kills_before_open
+        is_over = kill_one_life(victim, this, tally, max_delay_s)
+        if tally.kills_before_open > num_early:  # a busy machine takes longer to open an engine
+            max_delay_s *= 1.5
     if not is_over:
         victim.begin(this.life())
         answers = victim.end()
