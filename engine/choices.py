@@ -33,13 +33,13 @@ async def all_accepted(life: Life, asks: Sequence[Ask]) -> list[Output]:
 
 
 def all_enqueued(life: Life, asks: Sequence[Ask]) -> list[Output]:
-    """As `all_accepted`, for threads without an event loop."""
+    """As `all_accepted`, for threads without an event loop. An interrupt aborts nothing: what was submitted goes on."""
     try:
         for ask in asks:
             life.core.ask(ask)
         wait([ask.reply for ask in asks])
         return [known(ask.reply.result()) for ask in asks]
-    except BaseException:
+    except Exception:
         abort_all(life, asks)
         raise
 

@@ -26,6 +26,7 @@ from refold.engine.idleness import IdleLimit
 from refold.engine.inbox import Inbox
 from refold.engine.logs import get_logger
 from refold.engine.messages import (
+    CLOSED,
     Ask,
     Durable,
     EngineStopped,
@@ -98,6 +99,7 @@ class EngineCore:
         self._first_handle = 0
         self._idle_limit = IdleLimit(session_idle_s, time.time_ns())
         self._closing_until_s: float | None = None
+        self._close_reason = CLOSED
         self._log = get_logger()
         self._thread = threading.Thread(target=self._run, name="refold-engine", daemon=True)
         self._receivers: dict[type, Callable[[Any], None]] = {
@@ -152,9 +154,9 @@ class EngineCore:
         """The writer's callback."""
         self._inbox.put(JournalFailed(cause))
 
-    def stop(self) -> None:
-        """Ask the engine to finish what is in flight and to close. Idempotent."""
-        self._inbox.put(Stop())
+    def stop(self, reason: str) -> None:
+        """Ask the engine to finish what is in flight and to close. Idempotent: the first reason counts."""
+        self._inbox.put(Stop(reason))
 
     def join(self) -> None:
         """Wait for the end of the engine's thread."""
@@ -264,9 +266,9 @@ class EngineCore:
     def _journal_failed(self, message: JournalFailed) -> None:
         raise message.cause
 
-    def _stop_asked(self, message: Stop) -> None:  # noqa: ARG002
+    def _stop_asked(self, message: Stop) -> None:
         if self._closing_until_s is None:
-            self._closing_until_s = time.monotonic() + CLOSE_PATIENCE_S
+            self._closing_until_s, self._close_reason = time.monotonic() + CLOSE_PATIENCE_S, message.reason
 
     def _worker_ready(self, message: WorkerReady) -> None:
         if not self._seat.sits(message.thread):
@@ -343,7 +345,7 @@ class EngineCore:
 
     def _close_in_order(self) -> None:
         self._turns.take(RecordDigest())
-        self._turns.take(CloseEngine(reason="closed"))
+        self._turns.take(CloseEngine(reason=self._close_reason))
         self._writer.flush()
 
     def _end(self) -> None:

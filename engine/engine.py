@@ -42,7 +42,15 @@ from refold.engine.sampling_params import SamplingParams
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
 from refold.engine.streams import Completion, Delta, OnDelta, complete, follow, follow_choices
-from refold.engine.submissions import abort_of, check_request_id, choice_id, one_each
+from refold.engine.submissions import (
+    abort_of,
+    check_callable,
+    check_list,
+    check_names,
+    check_request_id,
+    choice_id,
+    one_each,
+)
 from refold.journal.errors import Rejected
 from refold.journal.events import PauseMode
 from refold.projections.outbox import Output
@@ -273,8 +281,9 @@ class Engine(Lifecycle):
             Rejected: a request can't be served. As after any exception, the others of this call are aborted.
             RefoldError: the engine stopped, for the reason that it carries.
         """
-        if isinstance(prompts, str | bytes):
-            raise Rejected(f"prompts is the text {short(prompts)}: give a list of prompts, such as [{short(prompts)}]")
+        check_list("prompts", prompts)
+        check_names(request_ids)
+        check_callable(on_delta)
         life = self._live()
         columns = (prompts, one_each("sampling", sampling, prompts), one_each("request_ids", request_ids, prompts))
         submit = partial(life.desk.choices, priority=priority, cache_salt=cache_salt, tenant=tenant)
@@ -307,8 +316,9 @@ class Engine(Lifecycle):
             NotFound: the journal has no such request.
             RefoldError: the engine stopped, for the reason that it carries.
         """
+        check_callable(on_delta)
         life = self._live()
-        ids = self.unfinished() if request_ids is None else request_ids
+        ids = self.unfinished() if request_ids is None else check_list("request_ids", request_ids)
         groups = [outputs_of(life, check_request_id(request_id)) for request_id in ids]
         outputs = [output for group in groups for output in group]
         return self._completed(life, outputs, [len(group) for group in groups], on_delta)

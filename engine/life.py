@@ -10,6 +10,7 @@ from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
 from refold.engine.folding import Base
+from refold.engine.messages import CLOSED
 from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
 from refold.engine.shared_fate import warn_if_shared
@@ -68,9 +69,9 @@ class Life:
             output = delivery.find(request_id) or output
         return unredacted(output)
 
-    def end(self) -> None:
+    def end(self, reason: str = CLOSED) -> None:
         """Finish what is in flight, close the journal in order, free everything. A model that is still loaded is given up on."""
-        self.core.stop()
+        self.core.stop(reason)
         self.loading.give_up()
         self.core.join()
         self.snapshots.close(self._last if self.core.cause is None else None)

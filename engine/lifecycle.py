@@ -8,7 +8,7 @@ from typing import Self, Unpack
 
 from refold.engine.config import EngineArgs, EngineOptions, as_url
 from refold.engine.life import Life, Prepared, begin, prepare
-from refold.engine.messages import EngineStopped
+from refold.engine.messages import CLOSED, INTERRUPTED, EngineStopped
 from refold.engine.models import MakeWorker, Text
 from refold.engine.opening import Recovery
 from refold.journal.errors import RefoldError, Rejected
@@ -111,6 +111,9 @@ class Lifecycle:
         Raises:
             RefoldError: the engine failed while it was closing.
         """
+        self._close(CLOSED)
+
+    def _close(self, reason: str) -> None:
         with self._lock:
             if self._life is None or self._is_closed:
                 self._is_closed = True
@@ -118,7 +121,7 @@ class Lifecycle:
             self._is_closed = True
             core = self._life.core
             had_failed = core.cause is not None
-            self._life.end()
+            self._life.end(reason)
         if core.cause is not None and not had_failed:
             raise core.cause.with_traceback(None)
 
@@ -156,7 +159,7 @@ class Lifecycle:
     def _leave(self, error: BaseException | None) -> None:
         """Close. To a caller that leaves with an error, a failure of the engine isn't told once more."""
         try:
-            self.close()
+            self._close(INTERRUPTED if isinstance(error, KeyboardInterrupt) else CLOSED)
         except RefoldError:
             if error is None:
                 raise

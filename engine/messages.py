@@ -11,6 +11,10 @@ from refold.projections.outbox import Output
 from refold.scheduler.commands import Command
 from refold.scheduler.state import State
 
+CLOSED = "closed"
+INTERRUPTED = "interrupted"
+"""Why an engine was closed, as the journal is told: all was well, or by Ctrl-C, with work that may not have been submitted yet."""
+
 _MAX_REASON_CHARS = 500
 
 
@@ -58,7 +62,9 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Finish what is in flight, and close."""
+    """Finish what is in flight, and close. `reason`: what the journal is told."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from refold.engine.checked import short
 from refold.engine.messages import Ask
 from refold.engine.models import Text
 from refold.engine.prompts import (
@@ -218,3 +219,30 @@ def one_each(what: str, given: Any, prompts: Sequence[object]) -> list[Any]:
     if len(given) != len(prompts):
         raise Rejected(f"{what} has {len(given)} values for {len(prompts)} prompts: give one for each")
     return list(given)
+
+
+def check_list(what: str, given: Any) -> Any:
+    """A list or a tuple, or Rejected: a text is a sequence too, of letters."""
+    if isinstance(given, str | bytes):
+        raise Rejected(f"{what} is the text {short(given)}: give a list, such as [{short(given)}]")
+    if not isinstance(given, Sequence):
+        raise Rejected(f"{what} is {short(given)}: give a list of {what.replace('_', ' ')}")
+    return given
+
+
+def check_names(request_ids: Any) -> None:
+    """Ids for several prompts, or None. What is wrong with one alone is found where it is used."""
+    if request_ids is None:
+        return
+    if isinstance(request_ids, str | bytes):
+        raise Rejected(f"request_ids is the text {short(request_ids)}: give one for each prompt, in a list, or None")
+    names = [name for name in check_list("request_ids", request_ids) if isinstance(name, str)]
+    if len(names) != len(set(names)):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise Rejected(f"request id {short(twice)} is given twice: give each prompt its own")
+
+
+def check_callable(on_delta: Any) -> None:
+    """What is to be called with every delta, or None."""
+    if on_delta is not None and not callable(on_delta):
+        raise Rejected(f"on_delta is {short(on_delta)}: give something to call, or None")

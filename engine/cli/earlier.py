@@ -2,8 +2,8 @@
 
 A prompt with an id is in the journal if a request of that id asked for the same. One without is named after its run and its place
 (`run3-2`), so it can be told again only by these: it is in the journal if a run that was interrupted asked for the same at that
-place. A run was interrupted if something of it is unfinished, or if the engine that worked on it last ended without a word. What
-was finished in good order is done: who asks for it again, wants it again.
+place. A run was interrupted if something of it is unfinished, or if the engine that worked on it last ended without a word, or by
+Ctrl-C, or for a fault. What was finished in good order is done: who asks for it again, wants it again.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import msgspec
 
 from refold.engine.cli.console import note, reading
 from refold.engine.history.plain import safe
+from refold.engine.messages import CLOSED
 from refold.journal.codec import decode
 from refold.journal.errors import JournalError
 from refold.journal.events import EngineClosed, EngineOpened, Event, RequestFinished, RequestSubmitted
@@ -53,7 +54,8 @@ class Earlier:
         if isinstance(event, EngineOpened):
             self._life, self._model = self._life + 1, event.config.model_fingerprint
         elif isinstance(event, EngineClosed):
-            self._closed_life = self._life
+            if event.reason == CLOSED:
+                self._closed_life = self._life
         elif isinstance(event, RequestSubmitted):
             self._submitted(event)
         elif isinstance(event, RequestFinished) and (run := self._unfinished.pop(event.handle, None)) is not None:
@@ -156,8 +158,10 @@ def _earlier(asked: "Sequence[Asked]", engine: "Engine", journal: str) -> Earlie
     recovery = engine.recovery
     assert recovery is not None
     names = [each.request_id for each in asked if each.request_id is not None]
-    may_be_cut = len(names) < len(asked) and (bool(recovery.requests) or not recovery.was_closed)
-    if not recovery.records or not (may_be_cut or any(map(engine.knows, names))):
+    if not recovery.records:
+        return Earlier()
+    may_be_cut = len(names) < len(asked) and (bool(recovery.requests) or not _ended_well(journal, recovery.records))
+    if not (may_be_cut or any(map(engine.knows, names))):
         return Earlier()
     earlier = Earlier(
         frozenset(name for each in asked for name in each.ids()), max((each.number for each in asked), default=0)
@@ -169,6 +173,16 @@ def _earlier(asked: "Sequence[Asked]", engine: "Engine", journal: str) -> Earlie
         note(f"refold: what earlier runs asked for can't be read, so nothing of it is taken up: {safe(str(error))}")
         return Earlier()
     return earlier
+
+
+def _ended_well(journal: str, stop: int) -> bool:
+    """Whether the journal's first `stop` records end with an engine that was closed in good order, having done what it was to do."""
+    try:
+        with reading(journal) as reader:
+            last = [event for record in reader.read(start=stop - 1, stop=stop) for event in decode(record)]
+    except JournalError:  # said where more is read
+        return False
+    return any(isinstance(event, EngineClosed) and event.reason == CLOSED for event in last)
 
 
 def _events(journal: str, stop: int) -> Iterator[Event]:

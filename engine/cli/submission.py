@@ -30,14 +30,16 @@ class Submission:
         if is_memory(self._journal):
             return "the journal was in memory only, and is gone with its requests"
         finish = f"`{typed('run', options=('--model', self._model, '--journal', self._journal))}` finishes what is left"
-        num_journaled, is_cut = self._journaled()
+        num_journaled, is_unfinished = self._journaled()
         if num_journaled == len(self.asked):
             return f"the journal is whole: {finish}, and so does the same command"
-        others = "the same command does that and submits the others" if is_cut else "give the others again"
-        return f"{num_journaled} of {count(len(self.asked), 'prompt')} are in the journal: {finish}; {others}"
+        known = f"{num_journaled} of {count(len(self.asked), 'prompt')} {'is' if num_journaled == 1 else 'are'} in the journal"
+        if is_unfinished:
+            return f"{known}: {finish}; the same command does that and submits the others"
+        return f"{known}{', and finished' if num_journaled else ''}: the same command submits the others"
 
     def _journaled(self) -> tuple[int, bool]:
-        """How many prompts are in the journal, and whether something of them is unfinished, so that the next run takes them up."""
+        """How many prompts are in the journal, and whether something of them is unfinished."""
         from refold.journal.codec import decode
         from refold.journal.events import RequestFinished, RequestSubmitted
 

@@ -348,8 +348,7 @@ def test_what_is_in_the_journal_is_asked_of_the_journal(tmp_path: Path) -> None:
         submission.is_open, submission.since = True, open_reader(path).head().position
         engine.run(["hi"], request_ids=["b"])  # its receipt never came back
     assert submission.how_to_go_on() == (
-        f"1 of 3 prompts are in the journal: `refold run --model simulated --journal {path}` finishes what is left; "
-        "give the others again"
+        "1 of 3 prompts is in the journal, and finished: the same command submits the others"
     )
 
 

@@ -1,6 +1,7 @@
 """`refold run`: what it prints, what it keeps, and how it goes on after a kill."""
 
 import asyncio
+import signal
 import time
 
 import pytest
@@ -142,6 +143,25 @@ def test_after_a_kill_the_same_journal_is_finished_without_loss_or_repetition(tm
     assert {i: row["token_ids"] for i, row in rest.items()} == {i: row["token_ids"] for i, row in whole.items()}
     assert refold("verify", path).exit_code == 0
     assert run(path).exit_code == 2, "nothing is left"
+
+
+def test_after_ctrl_c_the_same_command_submits_nothing_twice_though_all_that_was_submitted_had_finished(tmp_path):
+    path, file = tmp_path / "x.db", tmp_path / "prompts.txt"
+    file.write_text("".join(f"prompt {i}\n" for i in range(400)))
+    arguments = ("--model", "simulated", "--journal", str(path), "--max-tokens", "1", "--file", str(file), "--json")
+    child = process("run", *arguments)
+    wait_for_tokens(path, 20)
+    child.send_signal(signal.SIGINT)
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == 130, stderr
+    assert b"the same command" in stderr
+    again = refold("run", *arguments)
+    assert again.exit_code == 0, again.stderr
+    assert "taken up: " in again.stderr
+    assert [row["request_id"] for row in rows(again.stdout)] == [f"run1-{i}" for i in range(1, 401)]
+    submitted = rows(refold("log", "--json", "--kind", "RequestSubmitted", path).stdout)
+    assert len(submitted) == 400
+    assert refold("run", *arguments).stdout != again.stdout, "that run is done: who asks again wants it again"
 
 
 def wait_for_tokens(path, num_tokens, timeout=30):

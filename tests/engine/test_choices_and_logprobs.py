@@ -2,6 +2,12 @@
 
 import asyncio
 import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -13,8 +19,11 @@ from refold.engine.history.verify import verify_journal
 from refold.gpu.noise import child_seed
 from refold.journal.codec import decode
 from refold.journal.events import LogprobsDelivered, PromptLogprobsDelivered, RequestPreempted, RequestSubmitted
+from refold.journal.record import Head, Record
 from refold.journal.stores import open_reader
+from refold.journal.stores.memory import MemoryStore
 from tests.kit import tiny_llama
+from tests.kit.engines import eventually
 
 MODEL = "simulated"
 
@@ -224,3 +233,45 @@ def test_where_one_is_all_that_can_be_had_more_are_refused(tmp_path: Path) -> No
 def test_json_that_names_tokens_by_text_is_understood() -> None:
     params = SamplingParams(**json.loads('{"logit_bias": {"5": 1.5, "17": -2}}'))
     assert params.resolve(0, 100).logit_bias == ((5, 1.5), (17, -2.0))
+
+
+class SlowStore(MemoryStore):
+    """A store of one's own on a slow disk."""
+
+    def append(self, stream: str, records: Sequence[Record]) -> Head:
+        time.sleep(0.5)
+        return super().append(stream, records)
+
+
+def test_ctrl_c_while_completions_are_submitted_aborts_none_of_them() -> None:
+    store = SlowStore()
+    with Engine("simulated?eos=-1&step_ms=20", store) as engine:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.enqueue([1, 2, 3], SamplingParams(max_tokens=80, n=3), request_id="one")
+        eventually(lambda: any(b"one#2" in record.body for record in store.read()))
+        [completion] = engine.wait(["one"])
+        assert [choice.finish_reason for choice in completion.choices] == ["length"] * 3
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (
+            lambda engine: engine.run([[1], [2]], request_ids="pq"),
+            "request_ids is the text 'pq': give one for each prompt",
+        ),
+        (lambda engine: engine.run([[1], [2]], request_ids=["a", "a"]), "request id 'a' is given twice"),
+        (lambda engine: engine.run([[1]], request_ids=["b"], on_delta=5), "on_delta is 5: give something to call"),
+        (lambda engine: engine.run(5), "prompts is 5: give a list of prompts"),
+        (lambda engine: engine.run(None), "prompts is None: give a list of prompts"),
+        (lambda engine: engine.wait("abc"), "request_ids is the text 'abc': give a list"),
+        (lambda engine: engine.wait(5), "request_ids is 5: give a list"),
+    ],
+)
+def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_submitted(attempt, message) -> None:
+    store = MemoryStore()
+    with Engine("simulated?eos=-1", store) as engine:
+        with pytest.raises(Rejected, match=re.escape(message)):
+            attempt(engine)
+        assert not any(map(engine.knows, ["a", "b", "pq", "p"]))
