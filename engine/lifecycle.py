@@ -6,6 +6,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Self, Unpack
 
+from refold.engine.checked import short
 from refold.engine.config import EngineArgs, EngineOptions, as_url
 from refold.engine.life import Life, Prepared, begin, prepare
 from refold.engine.messages import CLOSED, INTERRUPTED, EngineStopped
@@ -41,6 +42,8 @@ class Lifecycle:
         Raises:
             Rejected: an argument can't be; names it, its value and the remedy.
         """
+        if make_worker is not None and not callable(make_worker):
+            raise Rejected(f"make_worker is {short(make_worker)}: give something that makes a worker when it is called")
         if make_worker is not None and options.get("worker") == "process":
             raise Rejected(
                 "worker is 'process' and make_worker is given: a worker of your own is where you make it; for a process of its "
@@ -55,6 +58,16 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_entered = False
+
+    def find_model(self) -> Self:
+        """Look for the model and what belongs to it, without opening anything.
+
+        Raises:
+            Rejected: there is no such model, or it can't be computed here.
+        """
+        with self._lock:
+            self._ready_to_begin()
+        return self
 
     def open(self, *, await_worker: bool = True) -> Self:
         """Open the journal, fold it, start the worker, and go on with whatever was unfinished. Blocking.

@@ -112,6 +112,12 @@ def _plain(value: Any) -> Any:
 
 
 def _show_json(answer: Answer) -> int:
+    if twice := [name for number, name in enumerate(answer.columns) if name in answer.columns[:number]]:
+        from refold.journal.errors import Rejected
+
+        raise Rejected(
+            f"two columns are called {safe(twice[0])!r}, and a JSON object has room for one: name one with AS"
+        )
     num = 0
     for row in answer.rows:
         write_json(dict(zip(answer.columns, map(_plain, row), strict=True)))

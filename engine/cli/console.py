@@ -1,5 +1,6 @@
 """What the verbs share: options, colours, tables, times."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -60,6 +61,19 @@ def reading(journal: str) -> "Iterator[JournalReader]":
         yield reader
     finally:
         reader.close()
+
+
+def require_journal(journal: str) -> None:
+    """A journal must be there; raises as `reading`."""
+    with reading(journal):
+        pass
+
+
+def finite(_ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """A number that can be compared with others: neither NaN nor infinite."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of milliseconds", param=param)
+    return value
 
 
 def _absent(journal: str, error: Exception) -> "Complaint":

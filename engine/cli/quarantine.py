@@ -2,7 +2,7 @@
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, require_journal, verb, write, write_json
 from refold.engine.cli.typed import typed
 from refold.engine.history.plain import safe
 
@@ -29,6 +29,7 @@ def command(lift: str | None, as_json: bool, journal: str) -> None:
     """
     from refold.engine.quarantine import lift_at_rest, quarantined_at_rest
 
+    require_journal(journal)
     if lift is not None:
         lift_at_rest(journal, lift)
         if as_json:

@@ -2,7 +2,7 @@
 
 import click
 
-from refold.engine.cli.console import note, verb, write, write_json
+from refold.engine.cli.console import note, require_journal, verb, write, write_json
 from refold.engine.history.plain import count, safe
 
 EXAMPLES = """Examples:
@@ -10,7 +10,7 @@ EXAMPLES = """Examples:
   refold verify run.db                 says how many records were redacted
 
 On a live engine: `engine.redact("client-9")`.
-Exit status: 0 erased, 2 the request isn't over or nothing is left of it, 5 a live engine writes the journal."""
+Exit status: 0 erased, 3 there is no journal, 2 the request isn't over or nothing is left of it, 5 a live engine writes the journal."""
 
 
 @verb("redact", EXAMPLES)
@@ -26,6 +26,7 @@ def command(reason: str, as_json: bool, journal: str, request_id: str) -> None:
     """
     from refold.engine.redacting import redact_at_rest
 
+    require_journal(journal)
     done = redact_at_rest(journal, request_id, reason)
     if as_json:
         write_json({"schema": "refold.redact/1", "request_id": request_id, "records": done.records, "left": done.left})

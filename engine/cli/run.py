@@ -93,7 +93,7 @@ def command(
     read = read_prompts(prompts, file, sampling)
     configure_logging()
     options = {name: value for name, value in engine_options.items() if value is not None}
-    engine = Engine(model, journal, **options)
+    engine = Engine(model, journal, **options).find_model()
     printer = Printer(as_json=as_json)
     as_chat = _has_chat_template(engine) if chat is None else chat
     for each in read.asked:

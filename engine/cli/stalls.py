@@ -8,6 +8,7 @@ import click
 from refold.engine.cli.console import (
     clock,
     duration,
+    finite,
     journal_argument,
     json_option,
     painter,
@@ -28,7 +29,9 @@ EXAMPLES = """Examples:
 
 
 @verb("stalls", EXAMPLES)
-@click.option("--least", type=click.FloatRange(0), default=0.0, metavar="MS", help="Leave out shorter waits.")
+@click.option(
+    "--least", type=click.FloatRange(0), callback=finite, default=0.0, metavar="MS", help="Leave out shorter waits."
+)
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="The N longest.")
 @json_option
 @journal_argument

@@ -9,6 +9,7 @@ import msgspec
 from refold.engine.cli.console import (
     clock,
     duration,
+    finite,
     journal_argument,
     json_option,
     painter,
@@ -35,7 +36,9 @@ _COLOURS = {"delay": "yellow", "preemption": "red", "stale": "magenta"}
 @verb("why", EXAMPLES)
 @click.argument("request_id", metavar="ID")
 @click.option("--only", type=click.Choice(["delay", "preemption", "stale"]), help="Only chains of this kind.")
-@click.option("--least", type=click.FloatRange(0), default=0.0, metavar="MS", help="Leave out shorter delays.")
+@click.option(
+    "--least", type=click.FloatRange(0), callback=finite, default=0.0, metavar="MS", help="Leave out shorter delays."
+)
 @json_option
 @journal_argument
 def command(

@@ -219,6 +219,12 @@ def test_follow_projects_what_comes_until_it_is_interrupted(tmp_path):
         assert ask("SELECT num_records_behind FROM integrity") == [(0,)]
 
 
+def test_a_json_row_never_loses_a_column(journal):
+    done = refold("sql", journal, "SELECT 1 AS a, 2 AS a", "--json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "two columns are called 'a'" in done.stderr
+
+
 def test_export_writes_each_view_as_parquet(journal, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     done = refold("audit", "export", tmp_path / "lake", journal)

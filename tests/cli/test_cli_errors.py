@@ -191,6 +191,23 @@ def test_parameters_that_cannot_be_are_rejected_before_a_journal_exists(tmp_path
     assert not (tmp_path / "x.db").exists()
 
 
+@pytest.mark.parametrize("verb", [("redact", "nofile.db", "x"), ("quarantine", "nofile.db"), ("stat", "nofile.db")])
+def test_a_journal_that_is_not_there_has_one_exit_status_whatever_is_asked_of_it(tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    result = refold(*verb)
+    assert result.exit_code == 3
+    assert "no journal at" in result.stderr
+    assert_one_line_and_a_hint(result.stderr)
+
+
+@pytest.mark.parametrize("verb", [("stalls",), ("why", "x")])
+@pytest.mark.parametrize("least", ["nan", "inf"])
+def test_a_time_that_compares_with_nothing_is_refused(tmp_path, verb, least):
+    result = refold(*verb, tmp_path / "x.db", "--least", least)
+    assert result.exit_code == 2
+    assert "is no number of milliseconds" in result.stderr
+
+
 def test_a_broken_model_file_is_rejected(tmp_path):
     pytest.importorskip("gguf")
     for number, content in enumerate((b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, os.urandom(4096))):

@@ -275,3 +275,9 @@ def test_what_can_be_seen_to_be_wrong_is_refused_before_anything_is_submitted(at
         with pytest.raises(Rejected, match=re.escape(message)):
             attempt(engine)
         assert not any(map(engine.knows, ["a", "b", "pq", "p"]))
+
+
+@pytest.mark.parametrize("given", [5, "", [], float("nan")])
+def test_what_makes_no_worker_is_refused_before_anything_is_opened(given) -> None:
+    with pytest.raises(Rejected, match=r"make_worker is .*: give something that makes a worker"):
+        Engine("simulated", make_worker=given)
