@@ -193,6 +193,8 @@ class ProcessWorker:
             raise self._lost(f"no sign of life for {timeout_s:g} s at {what}{remedy}", kill=True) from error
         except FrameError as error:
             raise self._lost(f"nonsense at {what}: {error}", kill=True) from error
+        except ConnectionResetError:  # it ended, and left orders unread
+            frame = None
         except OSError as error:
             raise self._lost(f"the connection broke at {what} ({error.strerror or error})") from error
         if frame is None:

@@ -190,6 +190,16 @@ def test_an_order_that_was_offered_is_there_before_the_one_ahead_of_it_is_answer
     worker.close()
 
 
+def test_killed_with_orders_ahead_it_is_lost_at_the_step_that_it_was_at(make: Callable[..., ProcessWorker]) -> None:
+    worker = make(config_for("simulated?step_ms=500"))
+    first = order_for(worker)
+    worker.hand_over(first)
+    assert worker.offer(replace(first, scheduled=replace(first.scheduled, step=1)))
+    later(0.2, lambda: os.kill(worker.pid, signal.SIGKILL))
+    with pytest.raises(WorkerLost, match=r"it ended at step 0; ended by SIGKILL"):
+        worker.execute(first)
+
+
 @pytest.mark.parametrize(("num_orders", "prompt_tokens"), [(600, 1_000), (60, 20_000)], ids=["small", "fits in part"])
 def test_what_the_socket_has_no_room_for_is_given_when_it_is_due(
     make: Callable[..., ProcessWorker], num_orders: int, prompt_tokens: int
