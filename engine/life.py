@@ -1,5 +1,6 @@
 """One life of an engine on a journal: begun by opening it, ended by closing it or by a failure."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold_all
 from refold.scheduler.snapshot import Folded
 from refold.scheduler.state import State
+
+_OUTBOX_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,21 @@ class Life:
         output = delivery.find(request_id)
         if output is None:
             output = find_output(self.store, self.stream, request_id, self.core.durable_position)
-        if output.finish_reason is None:  # found in the journal while the outbox learnt of it
-            output = delivery.find(request_id) or output
+            if output.finish_reason is None:
+                output = self._live(request_id) or output
         return unredacted(output)
+
+    def _live(self, request_id: str) -> Output | None:
+        """The outbox's output of a request that is on disk and goes on: the outbox learns of a record a moment after the disk has it.
+
+        The journal's own would never get another token, and who waits for it would wait for ever.
+        """
+        until_s = time.monotonic() + _OUTBOX_PATIENCE_S
+        while (found := self.core.delivery.find(request_id)) is None and self.core.cause is None:
+            if time.monotonic() > until_s:
+                break
+            time.sleep(0.001)
+        return found
 
     def end(self, reason: str = CLOSED) -> None:
         """Finish what is in flight, close the journal in order, free everything. A model that is still loaded is given up on."""

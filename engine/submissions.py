@@ -224,7 +224,9 @@ def one_each(what: str, given: Any, prompts: Sequence[object]) -> list[Any]:
 def check_list(what: str, given: Any) -> Any:
     """A list or a tuple, or Rejected: a text is a sequence too, of letters."""
     if isinstance(given, str | bytes):
-        raise Rejected(f"{what} is the text {short(given)}: give a list, such as [{short(given)}]")
+        raise Rejected(
+            f"{what} is the text {short(given)}: give a list of {what.replace('_', ' ')}, such as [{short(given)}]"
+        )
     if not isinstance(given, Sequence):
         raise Rejected(f"{what} is {short(given)}: give a list of {what.replace('_', ' ')}")
     return given
