@@ -6,16 +6,16 @@ state knows the last of them, the journal all.
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from refold.engine.history.timeline import Timeline
 from refold.engine.life import Life
 from refold.engine.messages import Ask
 from refold.engine.submissions import check_request_id
-from refold.journal.codec import decode, encode
-from refold.journal.errors import JournalError, Rejected
-from refold.journal.events import Event, RequestQuarantined, RequestSubmitted
+from refold.journal.codec import encode, events_among
+from refold.journal.errors import JournalError
+from refold.journal.events import RequestQuarantined, RequestSubmitted
 from refold.journal.record import seal
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.stores import open_store
@@ -24,7 +24,6 @@ from refold.scheduler.commands import LiftQuarantine
 from refold.scheduler.decide import decide
 from refold.scheduler.state import State
 
-_KINDS = tuple(f'"{kind.__name__}"'.encode() for kind in (RequestSubmitted, RequestQuarantined))
 Kept = Mapping[str, tuple[int, str]]
 
 
@@ -74,9 +73,9 @@ def lift_at_rest(url: str, request_id: str, stream: str = DEFAULT_STREAM) -> Non
         JournalOwned: a live engine writes it.
         Rejected: nothing that the request asked for is quarantined; nothing was changed.
     """
-    # Refused before the stream is touched.
     command = LiftQuarantine(request_id=_culprit(check_request_id(request_id), quarantined_at_rest(url, stream)))
     with Timeline.open(url, stream) as timeline:
+        decide(timeline.seek(len(timeline) - 1).state, command)  # refused before the stream is touched
         store = open_store(url)
         try:
             head = store.open_stream(stream)
@@ -92,13 +91,8 @@ def _kept(state: State) -> Kept:
 
 
 def _culprit(request_id: str, found: Iterable[Quarantine]) -> str:
-    """The id by which the engine knows the content of this request."""
-    found = list(found)
-    for each in found:
-        if request_id in each.request_ids:
-            return each.culprit
-    others = "1 other content is" if len(found) == 1 else f"{len(found)} other contents are"
-    raise Rejected(f"nothing that request {request_id!r} asked for is quarantined, and {others}")
+    """The id by which the engine knows the content of this request; the id itself if nothing of it is kept out, which is refused."""
+    return next((each.culprit for each in found if request_id in each.request_ids), request_id)
 
 
 def _quarantines(reader: JournalReader, stream: str, stop: int, kept: Kept) -> list[Quarantine]:
@@ -107,15 +101,9 @@ def _quarantines(reader: JournalReader, stream: str, stop: int, kept: Kept) -> l
         return []
     names, found = dict[int, str](), {digest: list[str]() for digest in kept}
     with contextlib.suppress(JournalError):  # of records that are archived out of reach, the state still knows the last
-        for event in _events(reader, stream, stop):
+        for event in events_among(reader.read(stream, 0, stop), (RequestSubmitted, RequestQuarantined)):
             if isinstance(event, RequestSubmitted):
                 names[event.handle] = event.request_id
             elif isinstance(event, RequestQuarantined) and event.content_digest in found:
                 found[event.content_digest].append(names[event.handle])
     return [Quarantine(tuple(dict.fromkeys([*ids, kept[digest][1]]))) for digest, ids in found.items()]
-
-
-def _events(reader: JournalReader, stream: str, stop: int) -> Iterator[Event]:
-    for record in reader.read(stream, 0, stop):
-        if any(kind in record.body for kind in _KINDS):
-            yield from decode(record)

@@ -5,7 +5,7 @@ unknown event or field, a missing field or a wrong type is an error that names t
 through the upcasters first, one for each version (`refold.journal.upcasters`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -112,3 +112,11 @@ def columns_of(content: bytes | None) -> list[Column] | None:
     if not columns or not isinstance(columns[0], str):
         raise ContentMismatch("the content doesn't begin with its salt")
     return columns[1:]
+
+
+def events_among(records: Iterable[Record], kinds: Iterable[type[Event]]) -> Iterator[Event]:
+    """The events of those records that may hold one of these kinds, others of theirs included; the rest isn't decoded."""
+    marks = [f'"{kind.__name__}"'.encode() for kind in kinds]
+    for record in records:
+        if any(mark in record.body for mark in marks):
+            yield from decode(record)

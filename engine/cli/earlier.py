@@ -16,7 +16,7 @@ import msgspec
 from refold.engine.cli.console import note, reading
 from refold.engine.history.plain import safe
 from refold.engine.messages import CLOSED
-from refold.journal.codec import decode
+from refold.journal.codec import decode, events_among
 from refold.journal.errors import JournalError
 from refold.journal.events import EngineClosed, EngineOpened, Event, RequestFinished, RequestSubmitted
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"run([0-9]{1,18})-([0-9]{1,18})(?:#[0-9]{1,3})?", re.ASCII)
 _TOLD = ("prompt_token_ids", "priority", "cache_salt", "tenant", "adapter", "media", "resumable", "grammar")
-_KINDS = tuple(
-    f'"{kind.__name__}"'.encode() for kind in (EngineOpened, EngineClosed, RequestSubmitted, RequestFinished)
-)
+_KINDS = (EngineOpened, EngineClosed, RequestSubmitted, RequestFinished)
 
 
 class _Content(NamedTuple):
@@ -187,6 +185,4 @@ def _ended_well(journal: str, stop: int) -> bool:
 
 def _events(journal: str, stop: int) -> Iterator[Event]:
     with reading(journal) as reader:
-        for record in reader.read(start=0, stop=stop):
-            if any(kind in record.body for kind in _KINDS):
-                yield from decode(record)
+        yield from events_among(reader.read(start=0, stop=stop), _KINDS)
