@@ -77,9 +77,10 @@ def share(pool: BlockPool, block_ids: Sequence[int]) -> None:
     counts, cached = pool.ref_counts, pool.free_cached
     assert all(map(pool.hashes.__getitem__, block_ids)), block_ids
     for block in block_ids:
-        if counts[block] == 0:
+        count = counts[block]
+        if count == 0:
             del cached[block]
-        counts[block] += 1
+        counts[block] = count + 1
 
 
 def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -> None:

@@ -19,6 +19,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 from refold.journal.events import EngineConfig, FinishReason, Media, RequestSubmitted, Sampling, SessionExtended
 
@@ -29,7 +30,13 @@ REMEMBERED_FINISHED_IDS = 65_536
 
 
 class Request:
-    """One request, live or finished with entries still in flight. Changed by appliers only."""
+    """One request, live or finished with entries still in flight. Changed by appliers only.
+
+    `first_output_position` is where output 0 would be if all outputs, of all turns, had come in one row: an output's index is
+    its position less this.
+    `plain_until`: a decode that starts before this position needs nothing but its token (`note_plain`). Never a promise that
+    isn't kept; 0, which promises nothing, is always right.
+    """
 
     __slots__ = (
         "adapter",
@@ -41,6 +48,7 @@ class Request:
         "drafts",
         "epoch",
         "finish_reason",
+        "first_output_position",
         "grammar",
         "handle",
         "idle_since_ns",
@@ -60,6 +68,7 @@ class Request:
         "num_published_blocks",
         "num_sampling_in_flight",
         "num_stale_output_tokens",
+        "plain_until",
         "priority",
         "queue_key",
         "request_id",
@@ -94,6 +103,7 @@ class Request:
         self.num_earlier_outputs = 0
         self.tokens = array("q", event.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
+        self.first_output_position = self.num_prompt_tokens
         self.queue_key: tuple[int, int] = (0, self.handle)
         self.status = WAITING
         self.finish_reason: FinishReason | None = None
@@ -108,6 +118,7 @@ class Request:
         self.block_ids: list[int] = []
         self.num_published_blocks = 0
         self.block_hashes: list[bytes] = []
+        self.plain_until = 0
         self.max_total_tokens = 0
         self.min_total_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()
@@ -121,7 +132,7 @@ class Request:
     @property
     def next_output_index(self) -> int:
         """The index of the next output, counted over all turns."""
-        return self.num_earlier_outputs + len(self.tokens) - self.num_prompt_tokens
+        return len(self.tokens) - self.first_output_position
 
     @property
     def next_position(self) -> int:
@@ -184,10 +195,17 @@ def submit(table: RequestTable, event: RequestSubmitted, config: EngineConfig) -
     return request
 
 
-def schedule(step: int, entries: Iterable[Request], num_tokens: Iterable[int], samples: Iterable[bool]) -> None:
+def schedule(
+    step: int,
+    entries: Iterable[Request],
+    num_tokens: Iterable[int],
+    first_positions: Iterable[int],
+    samples: Iterable[bool],
+) -> None:
     """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
-    for request, n, sampling in zip(entries, num_tokens, samples, strict=True):
-        request.num_computed_tokens += n
+    for request, n, first, sampling in zip(entries, num_tokens, first_positions, samples, strict=True):
+        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
+        request.num_computed_tokens = first + n
         request.num_in_flight_tokens += n
         if sampling:
             request.num_output_placeholders += 1
@@ -203,54 +221,41 @@ def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> No
             request.drafts = []
 
 
-def settle_current(entries: Iterable[Request], num_tokens: Iterable[int], counts: Iterable[int]) -> None:
-    """Count entries of the current epoch that came back, with as many tokens as `counts` says: one, or none of a chunk."""
-    for request, n, count in zip(entries, num_tokens, counts, strict=True):
-        request.num_in_flight_tokens -= n
-        assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
-        if count:
-            request.num_output_placeholders -= 1
-            request.num_sampling_in_flight -= 1
-            assert request.num_output_placeholders >= 0, request.request_id
+def note_plain(request: Request, block_size: int, num_drafts: int) -> None:
+    """Find out anew until which position a decode of a request that runs needs nothing but its token.
 
-
-def settle_drafts(
-    entries: Iterable[Request], num_tokens: Iterable[int], num_drafts: Iterable[int], counts: Iterable[int]
-) -> None:
-    """As `settle_current`, with drafts: what was rejected, or cut off by a stop, was not computed after all.
-
-    `counts` are the tokens kept of each entry, the one behind the last accepted draft included; 0 for a chunk.
+    No block and no limit is reached with up to `num_drafts` drafts, no hash is to be published, and no grammar, media or
+    draft has a say. Whoever adds a known hash, attaches drafts or takes blocks away sets it to 0.
     """
-    for request, n, drafts, count in zip(entries, num_tokens, num_drafts, counts, strict=True):
-        request.num_in_flight_tokens -= n
-        assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
-        if not count:
-            assert not drafts, request.request_id
-            continue
-        rejected = drafts + 1 - count
-        assert 0 <= rejected <= drafts, (request.request_id, count, drafts)
-        request.num_computed_tokens -= rejected
-        request.num_sampling_in_flight -= 1
-        request.num_output_placeholders -= drafts + 1
-        assert request.num_output_placeholders >= 0, request.request_id
+    certain = len(request.tokens) + request.num_output_placeholders
+    if (
+        certain - request.num_computed_tokens != 1
+        or request.grammar
+        or request.media
+        or request.drafts
+        or len(request.block_hashes) > request.num_published_blocks
+    ):
+        request.plain_until = 0
+        return
+    request.plain_until = min(len(request.block_ids) * block_size, request.max_total_tokens - 1) - num_drafts
 
 
-def settle_stale(request: Request, n: int, deliverable: bool) -> None:
-    """Count an entry of an older epoch that came back: it touches no scheduling counter, whatever its tokens do."""
-    request.num_in_flight_tokens -= n
-    request.num_stale_output_tokens -= n
-    if deliverable:
-        request.num_deliverable_stale_tokens -= n
-    assert request.num_in_flight_tokens >= request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0
+def settle_decodes(
+    entries: Iterable[Request], num_tokens: Iterable[int], token_ids: Iterable[int], block_size: int
+) -> list[Request]:
+    """Count entries of the current epoch that came back with one more token each: what nearly every step is.
 
-
-def append_tokens(entries: Iterable[Request], token_ids: Iterable[int], block_size: int) -> list[Request]:
-    """One more known token for each. `block_size` 0 means that nothing is hashed.
-
-    Returns those whose last full block lies before it: sampling this token took that block's keys and values.
+    `block_size` 0 means that nothing is hashed. Returns those whose last full block lies before the token: sampling it took
+    that block's keys and values. One pass for counters and tokens, here and below: reaching a request costs more than
+    what is done to it.
     """
     filled: list[Request] = []
-    for request, token in zip(entries, token_ids, strict=True):
+    for request, n, token in zip(entries, num_tokens, token_ids, strict=True):
+        in_flight = request.num_in_flight_tokens = request.num_in_flight_tokens - n
+        assert in_flight >= request.num_stale_output_tokens, request.request_id
+        placeholders = request.num_output_placeholders = request.num_output_placeholders - 1
+        assert placeholders >= 0, request.request_id
+        request.num_sampling_in_flight -= 1
         tokens = request.tokens
         tokens.append(token)
         if block_size and (over := len(tokens) % block_size) < 2:
@@ -261,15 +266,47 @@ def append_tokens(entries: Iterable[Request], token_ids: Iterable[int], block_si
     return filled
 
 
-def append_runs(
-    entries: Iterable[Request], counts: Iterable[int], token_ids: Sequence[int], block_size: int
+def settle_chunks(
+    entries: Sequence[Request],
+    num_tokens: Sequence[int],
+    counts: Sequence[int],
+    token_ids: Iterable[int],
+    block_size: int,
 ) -> list[Request]:
-    """As many more known tokens for each as `counts` says, from the flat `token_ids`; returns as `append_tokens`."""
+    """As `settle_decodes`, with chunks among them: their `counts` are 0, and they bring nothing."""
+    for request, n, count in zip(entries, num_tokens, counts, strict=True):
+        if not count:
+            request.num_in_flight_tokens -= n
+            assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
+    return settle_decodes(compress(entries, counts), compress(num_tokens, counts), token_ids, block_size)
+
+
+def settle_drafts(
+    entries: Iterable[Request],
+    num_tokens: Iterable[int],
+    num_drafts: Iterable[int],
+    counts: Iterable[int],
+    token_ids: Sequence[int],
+    block_size: int,
+) -> list[Request]:
+    """As `settle_decodes`, with drafts: what was rejected, or cut off by a stop, was not computed after all.
+
+    `counts` are the tokens kept of each entry, the one behind the last accepted draft included; 0 for a chunk.
+    """
     filled: list[Request] = []
     runs, offset = array("q", token_ids), 0
-    for request, count in zip(entries, counts, strict=True):
+    for request, n, drafts, count in zip(entries, num_tokens, num_drafts, counts, strict=True):
+        in_flight = request.num_in_flight_tokens = request.num_in_flight_tokens - n
+        assert in_flight >= request.num_stale_output_tokens, request.request_id
         if not count:
+            assert not drafts, request.request_id
             continue
+        rejected = drafts + 1 - count
+        assert 0 <= rejected <= drafts, (request.request_id, count, drafts)
+        request.num_computed_tokens -= rejected
+        request.num_sampling_in_flight -= 1
+        placeholders = request.num_output_placeholders = request.num_output_placeholders - drafts - 1
+        assert placeholders >= 0, request.request_id
         tokens = request.tokens
         tokens += runs[offset : offset + count]
         offset += count
@@ -283,6 +320,22 @@ def append_runs(
     return filled
 
 
+def settle_stale(request: Request, n: int, deliverable: bool) -> None:
+    """Count an entry of an older epoch that came back: it touches no scheduling counter, whatever its tokens do."""
+    request.num_in_flight_tokens -= n
+    request.num_stale_output_tokens -= n
+    if deliverable:
+        request.num_deliverable_stale_tokens -= n
+    assert request.num_in_flight_tokens >= request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0
+
+
+def append_stale(request: Request, token_ids: Iterable[int], block_size: int) -> None:
+    """Known tokens that came back stale; `block_size` as above."""
+    request.tokens.extend(token_ids)
+    if block_size:
+        extend_block_hashes(request, block_size)
+
+
 def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
     """What is in flight stops being current. Assignment, not addition: what was stale already is in flight still."""
     request.epoch += 1
@@ -291,6 +344,12 @@ def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
     request.num_output_placeholders = 0
     request.num_sampling_in_flight = 0
     request.drafts = []
+
+
+def attach_drafts(request: Request, token_ids: list[int]) -> None:
+    """The next decode verifies these."""
+    request.drafts = token_ids
+    request.plain_until = 0
 
 
 def forget_computed(request: Request) -> list[int]:
@@ -320,6 +379,7 @@ def begin_turn(request: Request, chunk: SessionExtended, config: EngineConfig) -
     del request.block_hashes[len(request.tokens) // config.block_size :]
     request.tokens.extend(chunk.token_ids)
     request.num_prompt_tokens = len(request.tokens)
+    request.first_output_position = request.num_prompt_tokens - request.num_earlier_outputs
     request.sampling = chunk.sampling
     configure(request, config)
     released: list[int] = []
@@ -365,10 +425,11 @@ def extend_block_hashes(request: Request, block_size: int) -> None:
     SHA-256, cut to 16 bytes: a fixed algorithm, so that a journal folds alike on any machine, and one that a tenant can't
     collide on purpose. The salt separates tenants from block 0 on.
     """
+    request.plain_until = 0  # a known hash is to be published
     hashes, tokens = request.block_hashes, request.tokens
     for i in range(len(hashes), len(tokens) // block_size):
         start = i * block_size
-        parent = hashes[i - 1] if i else root_hash(request.cache_salt, request.adapter)
+        parent = hashes[-1] if i else root_hash(request.cache_salt, request.adapter)
         media = media_identity(request.media, start, block_size) if request.media else b""
         hashes.append(block_hash(parent, pack_tokens(tokens[start : start + block_size]), media))
 

@@ -71,15 +71,16 @@ def open_step(window: Window, event: StepScheduled, requests: list[Request]) -> 
     return step
 
 
-def mark_stale(window: Window, request: Request, policy: StalePolicy) -> int:
-    """Mark the request's entries in flight; returns how many of their tokens are deliverable."""
-    deliverable = 0
+def mark_stale(window: Window, request: Request, policy: StalePolicy) -> tuple[int, int | None]:
+    """Mark the request's entries in flight; returns how many of their tokens are deliverable, and as `last_step_of`."""
+    deliverable, last = 0, None
     for step, entry in _entries_of(window, request):
         if step.stale.get(entry) != "drop":
             step.stale[entry] = policy
         if step.stale[entry] == "deliver":
             deliverable += step.num_tokens[entry]
-    return deliverable
+        last = step.step
+    return deliverable, last
 
 
 def last_step_of(window: Window, request: Request) -> int | None:

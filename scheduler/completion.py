@@ -150,7 +150,7 @@ def _counts_kept(step: InFlightStep, command: CompleteStep, lengths: list[int], 
 
 def _first_indices(step: InFlightStep, lengths: list[int]) -> list[int]:
     """The output index of each entry's next token, of requests with `lengths` tokens."""
-    return [n - r.num_prompt_tokens + r.num_earlier_outputs for n, r in zip(lengths, step.requests, strict=True)]
+    return [n - request.first_output_position for n, request in zip(lengths, step.requests, strict=True)]
 
 
 def _cut(command: CompleteStep, counts: list[int]) -> list[int]:

@@ -184,8 +184,11 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
             evicted += _allocate(state, entries[entry], block_ids)
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
-    for entry in [i for i, r in enumerate(entries[:num_running]) if len(r.block_hashes) > r.num_published_blocks]:
-        _publish_known(state, step, event, entry)
+    positions = zip(event.first_positions[:num_running], entries, strict=False)
+    careful = [entry for entry, (first, request) in enumerate(positions) if first >= request.plain_until]
+    for entry in careful:
+        if len(entries[entry].block_hashes) > entries[entry].num_published_blocks:
+            _publish_known(state, step, event, entry)
     for admission in event.admissions:
         entry = admission.entry
         _admit(state, entries[entry], admission)
@@ -194,6 +197,9 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
         _publish_known(state, step, event, entry)
     assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
     _enter_window(state, step, event)
+    block_size, num_drafts = state.pool.block_size, state.config.num_speculative_tokens
+    for entry in (*careful, *range(num_running, len(entries))):
+        requests.note_plain(entries[entry], block_size, num_drafts)
     for item in event.encoder_inputs:
         hold_media(state, step, entries[item.entry], item)
 
@@ -201,9 +207,8 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
 def _enter_window(state: State, step: InFlightStep, event: StepScheduled) -> None:
     """Count the entries as scheduled."""
     entries, chunks = step.requests, step.chunk_entries
-    assert event.first_positions == [r.num_computed_tokens for r in entries], event.step
     samples = [entry not in chunks for entry in range(len(entries))] if chunks else repeat(True, len(entries))
-    requests.schedule(step.step, entries, event.num_tokens, samples)
+    requests.schedule(step.step, entries, event.num_tokens, event.first_positions, samples)
     if step.num_drafts or state.config.speculation != "off":
         requests.schedule_drafts(entries, step.num_drafts or repeat(0, len(entries)))
 
@@ -260,8 +265,7 @@ def _request_preempted(state: State, event: RequestPreempted) -> None:
 
 def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
     """Make what is in flight stale and let the blocks go."""
-    deliverable = steps.mark_stale(state.window, request, "deliver" if deliver else "drop")
-    fence = steps.last_step_of(state.window, request)
+    deliverable, fence = steps.mark_stale(state.window, request, "deliver" if deliver else "drop")
     requests.raise_epoch(request, deliverable)
     released = requests.forget_computed(request)
     blocks.release(state.pool, released, fence)
@@ -272,25 +276,23 @@ def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
 def _output_delivered(state: State, event: OutputDelivered) -> None:
     step = state.window.in_flight[0]
     assert step.step == event.step, (step.step, event.step)
-    entries, num_tokens, num_drafts = step.requests, step.num_tokens, step.num_drafts
+    entries, handles, num_tokens, num_drafts = step.requests, step.handles, step.num_tokens, step.num_drafts
     if step.stale:
         current = [i for i in range(len(entries)) if i not in step.stale]
         entries = [entries[i] for i in current]
+        handles = [handles[i] for i in current]
         num_tokens = [num_tokens[i] for i in current]
         num_drafts = [num_drafts[i] for i in current] if num_drafts else []
-    assert event.handles == [r.handle for r in entries], event.step
-    assert event.first_output_indices == [
-        len(r.tokens) - r.num_prompt_tokens + r.num_earlier_outputs for r in entries
-    ], event.step
-    counts = event.counts or repeat(1, len(entries))
+    assert event.handles == handles, event.step
+    assert event.first_output_indices == [len(r.tokens) - r.first_output_position for r in entries], event.step
+    block_size, tokens = _hashed_block_size(state), event.token_ids
     if num_drafts:
-        requests.settle_drafts(entries, num_tokens, num_drafts, counts)
+        counts = event.counts or repeat(1, len(entries))
+        step.filled = requests.settle_drafts(entries, num_tokens, num_drafts, counts, tokens, block_size)
+    elif event.counts:
+        step.filled = requests.settle_chunks(entries, num_tokens, event.counts, tokens, block_size)
     else:
-        requests.settle_current(entries, num_tokens, counts)
-    if event.counts:
-        step.filled = requests.append_runs(entries, event.counts, event.token_ids, _hashed_block_size(state))
-    else:
-        step.filled = requests.append_tokens(entries, event.token_ids, _hashed_block_size(state))
+        step.filled = requests.settle_decodes(entries, num_tokens, tokens, block_size)
     for request in entries if state.encoder.sizes else ():
         let_go_media(state, request, request.next_position)
     if state.suspicion.num_losses or state.suspicion.is_unproved:
@@ -315,7 +317,7 @@ def _stale_output_consumed(state: State, event: StaleOutputConsumed) -> None:
         requests.settle_stale(request, n, deliverable)
         returned = [next(tokens) for _ in range(count)]
         if delivered:
-            requests.append_tokens([request] * count, returned, _hashed_block_size(state))
+            requests.append_stale(request, returned, _hashed_block_size(state))
             suspicion.got_tokens(state.suspicion, [request.handle] if count else [])
         requests.forget_if_drained(state.requests, request)
     assert next(tokens, None) is None, event.step
@@ -326,12 +328,16 @@ def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
     if not steps.resolve(state.window, step, num_entries):
         return
     blocks.step_came_back(state.pool, step.step, step.written)
+    block_size, num_drafts = state.pool.block_size, state.config.num_speculative_tokens
     for request in step.filled:
         # The last token is known but not computed: where drafts were rejected, its place holds another's keys and values.
-        full = (len(request.tokens) - 1) // state.pool.block_size
-        for i in range(request.num_published_blocks, full):
-            blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], None)
-        request.num_published_blocks = max(request.num_published_blocks, full)
+        full = (len(request.tokens) - 1) // block_size
+        if full > request.num_published_blocks:
+            for i in range(request.num_published_blocks, full):
+                blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], None)
+            request.num_published_blocks = full
+            if request.status is RUNNING:
+                requests.note_plain(request, block_size, num_drafts)
 
 
 def _request_finished(state: State, event: RequestFinished) -> None:
@@ -350,7 +356,7 @@ def _cache_reset(state: State, event: CacheReset) -> None:  # noqa: ARG001
 
 
 def _drafts_proposed(state: State, event: DraftsProposed) -> None:
-    state.requests.by_handle[event.handle].drafts = event.token_ids
+    requests.attach_drafts(state.requests.by_handle[event.handle], event.token_ids)
 
 
 def _pause_changed(state: State, event: EnginePaused | EngineResumed) -> None:

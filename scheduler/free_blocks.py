@@ -55,7 +55,7 @@ class FreeBlocks:
                 taken.append(block)
                 if len(taken) == count:
                     break
-        assert len(taken) == count, (len(taken), count)
+            assert len(taken) == count, (len(taken), count)
         return taken
 
     def idle(self, block_ids: list[int]) -> list[int]:

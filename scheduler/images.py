@@ -36,6 +36,7 @@ class RequestImage(Image):
     drafts: list[int]
     epoch: int
     finish_reason: FinishReason | None
+    first_output_position: int
     grammar: str
     handle: int
     idle_since_ns: int
@@ -55,6 +56,7 @@ class RequestImage(Image):
     num_published_blocks: int
     num_sampling_in_flight: int
     num_stale_output_tokens: int
+    plain_until: int
     priority: int
     queue_key: tuple[int, int]
     request_id: str

@@ -24,6 +24,7 @@ LAWS: dict[str, str] = {
     "L11": "the recorded digest equals the digest of the fold",
     "L13": "the encoder cache holds what it counts, and only what nobody needs is evictable",
     "L14": "only live requests are under suspicion",
+    "L15": "who is said to decode plainly needs no block and no limit, and has nothing to publish or to verify",
 }
 
 
@@ -33,7 +34,7 @@ def broken(law: str, message: str) -> InvariantViolation:
 
 
 def check_state(state: State) -> None:
-    """L2, L3, L6, L7, L8 (limits), L10, L13 and L14 on one state.
+    """L2, L3, L6, L7, L8 (limits), L10, L13, L14 and L15 on one state.
 
     Raises:
         InvariantViolation: a law is broken; the message names it.
@@ -153,11 +154,23 @@ def _check_idle_requests(state: State) -> None:
             end = len(r.tokens) + r.num_output_placeholders
             if not r.num_computed_tokens <= end <= r.max_total_tokens <= state.config.max_model_len:
                 raise broken("L8", f"{r.request_id} overruns")
+            if r.num_computed_tokens < r.plain_until and not _is_plain(r, state):
+                raise broken(
+                    "L15", f"{r.request_id} at {r.num_computed_tokens} is said to be plain until {r.plain_until}"
+                )
             continue
         if r.num_output_placeholders or r.num_sampling_in_flight or r.drafts or not _may_hold(r):
             raise broken("L7", f"{r.request_id} is {r.status} with {r.num_computed_tokens} computed tokens")
         if r.status is FINISHED and r.num_in_flight_tokens == 0:
             raise broken("L9", f"{r.request_id} finished, drained and still kept")
+
+
+def _is_plain(r: Request, state: State) -> bool:
+    """Whether a request's next decode needs nothing but its token, with as many drafts as it may have."""
+    end = r.num_computed_tokens + 1 + state.config.num_speculative_tokens
+    has_room = end <= len(r.block_ids) * state.pool.block_size and end < r.max_total_tokens
+    has_say = r.grammar or r.media or r.drafts or len(r.block_hashes) > r.num_published_blocks
+    return has_room and not has_say and len(r.tokens) + r.num_output_placeholders == r.num_computed_tokens + 1
 
 
 def _may_hold(r: Request) -> bool:

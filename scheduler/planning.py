@@ -13,6 +13,8 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
+from collections.abc import Iterable
+
 from refold.journal.events import Admission, Event
 from refold.projections.requests import Request
 from refold.scheduler import prefix_cache, shaping
@@ -40,46 +42,75 @@ def plan_step(state: State) -> list[Event]:
 
 
 def _plan_running(plan: Plan) -> None:
-    block_size, free, special, num_drafts = plan.block_size, plan.free, plan.is_special, plan.num_drafts
-    handles, num_tokens, first_positions = plan.handles, plan.num_tokens, plan.first_positions
-    budget = plan.token_budget
-    for index, request in enumerate(plan.state.queues.running):
-        if index >= plan.num_running or not budget:
-            break
-        end, first = len(request.tokens) + request.num_output_placeholders, request.num_computed_tokens
-        if end >= request.max_total_tokens:
-            continue
-        n = wanted = end - first
-        shape = None
-        if wanted != 1 or special or request.grammar or request.media or request.drafts:
-            plan.token_budget = budget
-            shape = shaping.running(plan, request, wanted)
-            n = shape.num_tokens
-            if n == 0:
-                continue
-        elif num_drafts:
-            n += num_drafts
-            if n > budget or end + n > request.max_total_tokens:
-                n = max(min(n, budget, request.max_total_tokens - end), 1)
-        new_block_ids: list[int] = []
-        if first + n > len(request.block_ids) * block_size:
-            missing = -(-(first + n) // block_size) - len(request.block_ids)
-            if not make_room(plan, request, missing):
-                continue
-            new_block_ids = free.take(missing)
-            plan.allocate(new_block_ids)
-        if shape is not None:
-            plan.note_shape(n, shape)
-        elif num_drafts:
-            plan.draft_counts.append(n - 1)
-        handles.append(request.handle)
-        num_tokens.append(n)
-        first_positions.append(first)
-        budget -= n
-        full, published = (first + n) // block_size, request.num_published_blocks
-        if full > published and len(request.block_hashes) > published:
-            prefix_cache.promise(plan, request, request.block_ids + new_block_ids, published, full)
-    plan.token_budget = budget
+    """In order: runs of plain decodes as columns, the others one by one."""
+    running = plan.state.queues.running
+    handles = [request.handle for request in running]
+    firsts = [request.num_computed_tokens for request in running]
+    careful: Iterable[int] = range(len(running))
+    if not plan.is_special:
+        careful = [
+            i for i, (first, request) in enumerate(zip(firsts, running, strict=True)) if first >= request.plain_until
+        ]
+    start = 0
+    for index in careful:
+        _plan_plain(plan, handles, firsts, start, index)
+        if index >= plan.num_running or not plan.token_budget:
+            return
+        _plan_careful(plan, running[index])
+        start = index + 1
+    _plan_plain(plan, handles, firsts, start, len(running))
+
+
+def _plan_plain(plan: Plan, handles: list[int], firsts: list[int], start: int, stop: int) -> None:
+    """Decodes that need nothing but their token, of the running requests `start` to `stop`: see `note_plain`."""
+    stop, n = min(stop, plan.num_running), 1 + plan.num_drafts
+    if (stop - start) * n > plan.token_budget:
+        for request in plan.state.queues.running[start:stop]:
+            if plan.token_budget:
+                _plan_careful(plan, request)
+        return
+    if stop <= start:
+        return
+    plan.handles += handles[start:stop]
+    plan.first_positions += firsts[start:stop]
+    plan.num_tokens += [n] * (stop - start)
+    if plan.num_drafts:
+        plan.draft_counts += [n - 1] * (stop - start)
+    plan.token_budget -= n * (stop - start)
+
+
+def _plan_careful(plan: Plan, request: Request) -> None:
+    """Whatever a request that runs may want."""
+    first, block_size, num_drafts = request.num_computed_tokens, plan.block_size, plan.num_drafts
+    end = len(request.tokens) + request.num_output_placeholders
+    if end >= request.max_total_tokens:
+        return
+    n, shape = 1, None
+    if end - first != 1 or plan.is_special or request.grammar or request.media or request.drafts:
+        shape = shaping.running(plan, request, end - first)
+        n = shape.num_tokens
+        if n == 0:
+            return
+    elif num_drafts:  # the worker proposes them: as many as the budget and the limit leave
+        n = max(min(1 + num_drafts, plan.token_budget, request.max_total_tokens - end), 1)
+    full, published, table = (first + n) // block_size, request.num_published_blocks, request.block_ids
+    if first + n > len(table) * block_size:
+        missing = -(-(first + n) // block_size) - len(table)
+        if not make_room(plan, request, missing):
+            return
+        new_block_ids = plan.free.take(missing)
+        plan.allocate(new_block_ids)
+        table = table + new_block_ids
+    if shape is not None:
+        plan.note_shape(n, shape)
+    elif num_drafts:
+        plan.draft_counts.append(n - 1)
+    plan.handles.append(request.handle)
+    plan.num_tokens.append(n)
+    plan.first_positions.append(first)
+    plan.token_budget -= n
+    if full > published and len(request.block_hashes) > published:
+        prefix_cache.promise(plan, request, table, published, full)
 
 
 def _plan_waiting(plan: Plan, trial: frozenset[int] | None) -> None:

@@ -22,7 +22,7 @@ def prefix_hit(plan: Plan, request: Request) -> Hit:
     if request.block_ids or (request.sampling.prompt_logprobs is not None and not request.num_output_tokens):
         return NO_HIT
     known = _known_prefix(plan, request)
-    if not plan.free.released and 0 not in map(plan.state.pool.ref_counts.__getitem__, known):
+    if not plan.free.released and _are_owned(plan, known):
         return Hit(known, [])
     usable = known[: _num_usable(plan, request, known)]
     return Hit(usable, plan.free.idle(usable))
@@ -32,15 +32,24 @@ def _known_prefix(plan: Plan, request: Request) -> list[int]:
     """The blocks with the request's hashes, in the pool or promised by this plan, up to the first that isn't there."""
     by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
     hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
-    known = plan.known_blocks[: _num_common(plan.known_hashes, hashes)]
+    num_common = _num_common(plan.known_hashes, hashes)
+    known = plan.known_blocks[:num_common]
     known += takewhile(_is_block, map(by_hash.get, hashes[len(known) :], repeat(-1)))
     for content_hash in hashes[len(known) :] if promised else ():
         block = by_hash.get(content_hash, promised.get(content_hash))
         if block is None:
             break
         known.append(block)
-    plan.known_hashes, plan.known_blocks = hashes, known
+    plan.known_hashes, plan.known_blocks, plan.num_known_owned = hashes, known, min(plan.num_known_owned, num_common)
     return known
+
+
+def _are_owned(plan: Plan, known: list[int]) -> bool:
+    """Whether somebody owns each of the blocks just looked up: then they can be shared at once, and it costs no room."""
+    if 0 in map(plan.state.pool.ref_counts.__getitem__, known[plan.num_known_owned :]):
+        return False
+    plan.num_known_owned = len(known)
+    return True
 
 
 def _num_common(hashes: list[bytes], others: list[bytes]) -> int:

@@ -56,6 +56,7 @@ class Plan:
         "known_blocks",
         "known_hashes",
         "num_drafts",
+        "num_known_owned",
         "num_running",
         "num_tokens",
         "preemptions",
@@ -90,6 +91,7 @@ class Plan:
         self.hashes: dict[bytes, int] = {}  # promised: what this step is about to fill
         self.known_hashes: list[bytes] = []  # of the last look-up, and what it found: the next one often begins alike
         self.known_blocks: list[int] = []
+        self.num_known_owned = 0  # so many of the first of them have an owner
 
     def note_shape(self, n: int, shape: Shape) -> None:
         """Say what the entry that is added next is."""

@@ -264,19 +264,19 @@ BLOCKS = (
         "A block is published with the last token's place in it, which was never computed.",
         (
             _FOLD + "_resolve",
-            "(len(request.tokens) - 1) // state.pool.block_size",
-            "len(request.tokens) // state.pool.block_size",
+            "(len(request.tokens) - 1) // block_size",
+            "len(request.tokens) // block_size",
         ),
-        (_REQUESTS + "append_tokens", "if over or block_size == 1:", "if True:"),
-        (_REQUESTS + "append_runs", "if over < count:", "if True:"),
+        (_REQUESTS + "settle_decodes", "if over or block_size == 1:", "if True:"),
+        (_REQUESTS + "settle_drafts", "if over < count:", "if True:"),
     ),
     _fault(
         "published_for_another_epoch",
         "A step publishes for a request that has since been preempted.",
         (
             _FOLD + "_stale_output_consumed",
-            "            requests.append_tokens(",
-            "            step.filled += requests.append_tokens(",
+            "            requests.append_stale(",
+            "            step.filled.append(request); requests.append_stale(",
         ),
     ),
     _fault(
@@ -326,8 +326,8 @@ BLOCKS = (
         "Sharing a block doesn't count one more owner.",
         (
             "projections.blocks:share",
-            "counts[block] += 1",
-            "counts[block] = counts[block] or 1",
+            "counts[block] = count + 1",
+            "counts[block] = count or 1",
         ),
     ),
     _fault(
@@ -375,12 +375,28 @@ PLANNING = (
     _fault(
         "early_stop_late",
         "One step too many is planned for a request whose last token is in flight.",
-        (_PLAN + "_plan_running", "if end >= request.max_total_tokens:", "if end > request.max_total_tokens:"),
+        (_PLAN + "_plan_careful", "if end >= request.max_total_tokens:", "if end > request.max_total_tokens:"),
+        (_REQUESTS + "note_plain", "request.max_total_tokens - 1", "request.max_total_tokens"),
     ),
     _fault(
         "early_stop_early",
         "A request's last token is never planned.",
-        (_PLAN + "_plan_running", "if end >= request.max_total_tokens:", "if end >= request.max_total_tokens - 1:"),
+        (_PLAN + "_plan_careful", "if end >= request.max_total_tokens:", "if end >= request.max_total_tokens - 1:"),
+    ),
+    _fault(
+        "plain_without_a_block",
+        "A decode that needs a block is planned as one that needs nothing.",
+        (_REQUESTS + "note_plain", "min(len(request.block_ids) * block_size, ", "min(1 << 30, "),
+    ),
+    _fault(
+        "plain_with_drafts",
+        "Drafts that are attached to a request wait until it next needs a block.",
+        (_REQUESTS + "attach_drafts", "request.plain_until = 0", "pass"),
+    ),
+    _fault(
+        "plain_with_a_hash",
+        "A known hash isn't published before its request next needs a block.",
+        (_REQUESTS + "extend_block_hashes", "request.plain_until = 0", "pass"),
     ),
     _fault(
         "window_overfull",
@@ -474,11 +490,15 @@ PLANNING = (
         "drafts_past_the_end",
         "Drafts may pass a request's last token.",
         ("scheduler.shaping:_most_drafts", ", request.max_total_tokens - certain - 1)", ")"),
-        (_PLAN + "_plan_running", "or end + n > request.max_total_tokens:", ":"),
         (
-            _PLAN + "_plan_running",
-            "min(n, budget, request.max_total_tokens - end)",
-            "min(n, budget)",
+            _PLAN + "_plan_careful",
+            "min(1 + num_drafts, plan.token_budget, request.max_total_tokens - end)",
+            "min(1 + num_drafts, plan.token_budget)",
+        ),
+        (
+            _REQUESTS + "note_plain",
+            "block_size, request.max_total_tokens - 1) - num_drafts",
+            "block_size - num_drafts, request.max_total_tokens - 1)",
         ),
     ),
     _fault(

@@ -64,14 +64,14 @@ def test_a_hash_is_the_same_for_ever() -> None:
 def test_appending_token_by_token_gives_the_same_chain_as_all_at_once() -> None:
     request = hashed([0])
     for token in range(1, 19):
-        requests.append_tokens([request], [token], 4)
+        requests.append_stale(request, [token], 4)
     assert request.block_hashes == hashes(list(range(19)))
 
 
 def test_without_hashing_nothing_is_hashed() -> None:
     request = hashed([0])
     for token in range(1, 19):
-        requests.append_tokens([request], [token], 0)
+        requests.append_stale(request, [token], 0)
     assert request.block_hashes == []
 
 

@@ -62,7 +62,7 @@ class CountersBesideAModel(RuleBasedStateMachine):
             chunk_entries=chunks,
         )
         steps.open_step(self.window, event, chosen)
-        requests.schedule(event.step, chosen, ns, [i not in chunks for i in range(len(chosen))])
+        requests.schedule(event.step, chosen, ns, event.first_positions, [i not in chunks for i in range(len(chosen))])
         self.steps.append(
             [Entry(r.handle, n, samples=i not in chunks) for i, (r, n) in enumerate(zip(chosen, ns, strict=True))]
         )
@@ -74,7 +74,8 @@ class CountersBesideAModel(RuleBasedStateMachine):
         assert {i: e.fate for i, e in enumerate(entries) if e.fate} == step.stale
         current = [i for i in range(len(entries)) if i not in step.stale]
         settled = [step.requests[i] for i in current]
-        requests.settle_current(settled, [entries[i].n for i in current], [int(entries[i].samples) for i in current])
+        counts = [int(entries[i].samples) for i in current]
+        requests.settle_chunks(settled, [entries[i].n for i in current], counts, [7] * sum(counts), 0)
         if current:
             step.delivered = True
             assert steps.resolve(self.window, step, len(current)) is not bool(step.stale)
@@ -98,7 +99,8 @@ class CountersBesideAModel(RuleBasedStateMachine):
         requests.finish(self.table, request, "abort")
 
     def _bump(self, request: Request, policy: StalePolicy) -> None:
-        deliverable = steps.mark_stale(self.window, request, policy)
+        deliverable, last = steps.mark_stale(self.window, request, policy)
+        assert last == steps.last_step_of(self.window, request)
         requests.raise_epoch(request, deliverable)
         requests.forget_computed(request)
         for entries in self.steps:
@@ -159,7 +161,7 @@ def test_a_step_has_an_entry() -> None:
 def test_what_was_never_scheduled_does_not_come_back() -> None:
     request = submitted(RequestTable())
     with pytest.raises(AssertionError):
-        requests.settle_current([request], [1], [0])
+        requests.settle_chunks([request], [1], [0], [], 0)
     request = submitted(RequestTable())
     with pytest.raises(AssertionError):
         requests.settle_stale(request, 1, True)

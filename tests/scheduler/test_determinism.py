@@ -134,7 +134,7 @@ def test_a_decision_is_that_of_the_bytes_too() -> None:
 # -- what a digest sees -----------------------------------------------------------------------------------------------
 
 
-DERIVED = {"stop_ids", "requests", "filled"}
+DERIVED = {"first_output_position", "plain_until", "stop_ids", "requests", "filled"}
 """What follows from other fields (a request's stop tokens from its sampling, a step's requests from its handles), or is over
 before its record ends (what a step filled)."""
 

@@ -218,6 +218,10 @@ def _suspicion_that_stays(drive: Drive) -> None:
     drive.state.suspicion.num_losses[1] = 1
 
 
+def _plain_for_ever(drive: Drive) -> None:
+    named(drive, "a").plain_until = 1 << 20
+
+
 STATES: list[tuple[str, Callable[[], Drive], Callable[[Drive], None]]] = [
     ("L1", busy, _unknown_handle),
     ("L2", busy, _counter("num_in_flight_tokens", 1)),
@@ -256,6 +260,7 @@ STATES: list[tuple[str, Callable[[], Drive], Callable[[Drive], None]]] = [
     ("L10", quiet, _fence_that_never_falls),
     ("L13", quiet, _embeddings_counted),
     ("L14", quiet, _suspicion_that_stays),
+    ("L15", busy, _plain_for_ever),
 ]
 
 
