@@ -45,6 +45,8 @@ class FreeBlocks:
         self.num_free -= count
         if self._yielded:
             return [self._next() for _ in range(count)]
+        if count == 1 and (block := next(self._blank, None)) is not None:
+            return [block]
         taken = list(islice(self._blank, count))
         if len(taken) < count:
             shared, evicted = self._shared, self.evicted

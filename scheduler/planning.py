@@ -13,14 +13,12 @@ What is in flight counts against a request's limit, drafts as if accepted, so no
 Without drafts a placeholder is a token that will come; with them, a request that may have reached its limit waits to hear.
 """
 
-from collections.abc import Iterable
-
-from refold.journal.events import Admission, Event
+from refold.journal.events import Admission, BlockAllocation, Event
 from refold.projections.requests import Request
 from refold.scheduler import prefix_cache, shaping
 from refold.scheduler.free_blocks import Hit
 from refold.scheduler.room import fits, make_room, needed_blocks
-from refold.scheduler.scratch import Plan
+from refold.scheduler.scratch import Plan, Shape
 from refold.scheduler.state import State
 from refold.scheduler.trials import on_trial
 
@@ -42,75 +40,90 @@ def plan_step(state: State) -> list[Event]:
 
 
 def _plan_running(plan: Plan) -> None:
-    """In order: runs of plain decodes as columns, the others one by one."""
-    running = plan.state.queues.running
+    """In order. Decodes make runs, which become columns at once; whoever wants anything else is planned alone.
+
+    That takes a budget for all who are left. Where it is short, each of them is planned alone.
+    """
+    running, n = plan.state.queues.running, 1 + plan.num_drafts
+    if plan.is_special or n * len(running) > plan.token_budget:
+        return _plan_each(plan, 0)
     handles = [request.handle for request in running]
     firsts = [request.num_computed_tokens for request in running]
-    careful: Iterable[int] = range(len(running))
-    if not plan.is_special:
-        careful = [
-            i for i, (first, request) in enumerate(zip(firsts, running, strict=True)) if first >= request.plain_until
-        ]
     start = 0
-    for index in careful:
-        _plan_plain(plan, handles, firsts, start, index)
+    for index in [i for i, (first, r) in enumerate(zip(firsts, running, strict=True)) if first >= r.plain_until]:
+        if index >= plan.num_running:
+            break
+        request, first = running[index], firsts[index]
+        is_decode = _is_decode(request, first, n)
+        if is_decode and _take_blocks(plan, request, first + n, len(plan.handles) + index - start):
+            continue
+        _end_run(plan, handles, firsts, start, index)
+        start = index + 1
+        if not is_decode:
+            _plan_alone(plan, request)
+            if n * (len(running) - start) > plan.token_budget:
+                return _plan_each(plan, start)
+    return _end_run(plan, handles, firsts, start, len(running))
+
+
+def _plan_each(plan: Plan, start: int) -> None:
+    for index in range(start, plan.num_running):
         if index >= plan.num_running or not plan.token_budget:
             return
-        _plan_careful(plan, running[index])
-        start = index + 1
-    _plan_plain(plan, handles, firsts, start, len(running))
+        _plan_alone(plan, plan.state.queues.running[index])
 
 
-def _plan_plain(plan: Plan, handles: list[int], firsts: list[int], start: int, stop: int) -> None:
-    """Decodes that need nothing but their token, of the running requests `start` to `stop`: see `note_plain`."""
-    stop, n = min(stop, plan.num_running), 1 + plan.num_drafts
-    if (stop - start) * n > plan.token_budget:
-        for request in plan.state.queues.running[start:stop]:
-            if plan.token_budget:
-                _plan_careful(plan, request)
+def _is_decode(request: Request, first: int, n: int) -> bool:
+    """Whether a request decodes `n` tokens, its drafts included, and nobody has a say in that."""
+    return not (
+        len(request.tokens) + request.num_output_placeholders != first + 1
+        or first + n >= request.max_total_tokens
+        or request.grammar
+        or request.media
+        or request.drafts
+    )
+
+
+def _end_run(plan: Plan, handles: list[int], firsts: list[int], start: int, stop: int) -> None:
+    """Add the running requests from `start` to `stop`: each decodes, and has its blocks."""
+    stop = min(stop, plan.num_running)
+    count, n = stop - start, 1 + plan.num_drafts
+    if count <= 0:
         return
-    if stop <= start:
-        return
+    assert n * count <= plan.token_budget, (n, count, plan.token_budget)
     plan.handles += handles[start:stop]
     plan.first_positions += firsts[start:stop]
-    plan.num_tokens += [n] * (stop - start)
+    plan.num_tokens += [n] * count
     if plan.num_drafts:
-        plan.draft_counts += [n - 1] * (stop - start)
-    plan.token_budget -= n * (stop - start)
+        plan.draft_counts += [n - 1] * count
+    plan.token_budget -= n * count
 
 
-def _plan_careful(plan: Plan, request: Request) -> None:
+def _take_blocks(plan: Plan, request: Request, end: int, entry: int) -> bool:
+    """Blocks for a running request's positions up to `end`, if it has none; False if it can't have them now."""
+    block_size, table, published = plan.block_size, request.block_ids, request.num_published_blocks
+    if end > len(table) * block_size:
+        missing = -(-end // block_size) - len(table)
+        if (plan.starved or plan.free.num_free < missing) and not make_room(plan, request, missing):
+            return False
+        new_block_ids = plan.free.take(missing)
+        plan.allocations.append(BlockAllocation(entry=entry, block_ids=new_block_ids))
+        if len(request.block_hashes) > published:
+            table = table + new_block_ids
+    if len(request.block_hashes) > published:
+        prefix_cache.promise(plan, request, table, published, end // block_size)
+    return True
+
+
+def _plan_alone(plan: Plan, request: Request) -> None:
     """Whatever a request that runs may want."""
-    first, block_size, num_drafts = request.num_computed_tokens, plan.block_size, plan.num_drafts
-    end = len(request.tokens) + request.num_output_placeholders
+    first, end = request.num_computed_tokens, len(request.tokens) + request.num_output_placeholders
     if end >= request.max_total_tokens:
         return
-    n, shape = 1, None
-    if end - first != 1 or plan.is_special or request.grammar or request.media or request.drafts:
-        shape = shaping.running(plan, request, end - first)
-        n = shape.num_tokens
-        if n == 0:
-            return
-    elif num_drafts:  # the worker proposes them: as many as the budget and the limit leave
-        n = max(min(1 + num_drafts, plan.token_budget, request.max_total_tokens - end), 1)
-    full, published, table = (first + n) // block_size, request.num_published_blocks, request.block_ids
-    if first + n > len(table) * block_size:
-        missing = -(-(first + n) // block_size) - len(table)
-        if not make_room(plan, request, missing):
-            return
-        new_block_ids = plan.free.take(missing)
-        plan.allocate(new_block_ids)
-        table = table + new_block_ids
-    if shape is not None:
-        plan.note_shape(n, shape)
-    elif num_drafts:
-        plan.draft_counts.append(n - 1)
-    plan.handles.append(request.handle)
-    plan.num_tokens.append(n)
-    plan.first_positions.append(first)
-    plan.token_budget -= n
-    if full > published and len(request.block_hashes) > published:
-        prefix_cache.promise(plan, request, table, published, full)
+    shape = shaping.running(plan, request, end - first)
+    if shape.num_tokens == 0 or not _take_blocks(plan, request, first + shape.num_tokens, len(plan.handles)):
+        return
+    _add(plan, request.handle, first, shape)
 
 
 def _plan_waiting(plan: Plan, trial: frozenset[int] | None) -> None:
@@ -130,21 +143,27 @@ def _plan_waiting(plan: Plan, trial: frozenset[int] | None) -> None:
 
 def _admit(plan: Plan, request: Request, hit: Hit) -> None:
     first = request.num_computed_tokens if request.block_ids else len(hit.block_ids) * plan.block_size
-    shape = shaping.waiting(plan, request, first)
-    n = shape.num_tokens
-    if n == 0:
+    shape, entry = shaping.waiting(plan, request, first), len(plan.handles)
+    end = first + shape.num_tokens
+    if end == first:
         return
-    held = request.block_ids or hit.block_ids
+    table = request.block_ids or hit.block_ids
     plan.free.share(hit.idle)
-    missing = -(-(first + n) // plan.block_size) - len(held)
-    new_block_ids = plan.free.take(missing) if missing > 0 else []
-    plan.admissions.append(Admission(entry=len(plan.handles), epoch=request.epoch, hit_block_ids=hit.block_ids))
-    if new_block_ids:
-        plan.allocate(new_block_ids)
-    plan.note_shape(n, shape)
-    plan.handles.append(request.handle)
-    plan.num_tokens.append(n)
-    plan.first_positions.append(first)
-    plan.token_budget -= n
+    plan.admissions.append(Admission(entry=entry, epoch=request.epoch, hit_block_ids=hit.block_ids))
+    missing = -(-end // plan.block_size) - len(table)
+    if missing > 0:
+        new_block_ids = plan.free.take(missing)
+        plan.allocations.append(BlockAllocation(entry=entry, block_ids=new_block_ids))
+        table = table + new_block_ids
+    _add(plan, request.handle, first, shape)
     plan.num_running += 1
-    prefix_cache.promise(plan, request, held + new_block_ids, first // plan.block_size, (first + n) // plan.block_size)
+    prefix_cache.promise(plan, request, table, first // plan.block_size, end // plan.block_size)
+
+
+def _add(plan: Plan, handle: int, first: int, shape: Shape) -> None:
+    """One more entry."""
+    plan.note_shape(shape)
+    plan.handles.append(handle)
+    plan.num_tokens.append(shape.num_tokens)
+    plan.first_positions.append(first)
+    plan.token_budget -= shape.num_tokens

@@ -93,10 +93,10 @@ class Plan:
         self.known_blocks: list[int] = []
         self.num_known_owned = 0  # so many of the first of them have an owner
 
-    def note_shape(self, n: int, shape: Shape) -> None:
+    def note_shape(self, shape: Shape) -> None:
         """Say what the entry that is added next is."""
         entry = len(self.handles)
-        assert 1 <= n <= self.token_budget, (entry, n, self.token_budget)
+        assert 1 <= shape.num_tokens <= self.token_budget, (entry, shape, self.token_budget)
         if shape.is_chunk:
             self.chunk_entries.append(entry)
         if self.num_drafts:
@@ -105,10 +105,6 @@ class Plan:
             self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
         if shape.encoder is not None:
             self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
-
-    def allocate(self, block_ids: list[int]) -> None:
-        """Give blocks to the entry that is added next."""
-        self.allocations.append(BlockAllocation(entry=len(self.handles), block_ids=block_ids))
 
     def preempt(self, victim: Request, needy: Request, needed: int) -> None:
         """Take a running request's blocks and place."""

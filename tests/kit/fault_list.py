@@ -375,13 +375,15 @@ PLANNING = (
     _fault(
         "early_stop_late",
         "One step too many is planned for a request whose last token is in flight.",
-        (_PLAN + "_plan_careful", "if end >= request.max_total_tokens:", "if end > request.max_total_tokens:"),
+        (_PLAN + "_plan_alone", "if end >= request.max_total_tokens:", "if end > request.max_total_tokens:"),
+        (_PLAN + "_is_decode", "first + n >= request.max_total_tokens", "first + n > request.max_total_tokens"),
         (_REQUESTS + "note_plain", "request.max_total_tokens - 1", "request.max_total_tokens"),
     ),
     _fault(
         "early_stop_early",
         "A request's last token is never planned.",
-        (_PLAN + "_plan_careful", "if end >= request.max_total_tokens:", "if end >= request.max_total_tokens - 1:"),
+        (_PLAN + "_plan_alone", "if end >= request.max_total_tokens:", "if end >= request.max_total_tokens - 1:"),
+        (_PLAN + "_is_decode", "first + n >= request.max_total_tokens", "first + n >= request.max_total_tokens - 1"),
     ),
     _fault(
         "plain_without_a_block",
@@ -420,7 +422,7 @@ PLANNING = (
             "return min(wanted, token_budget, cap) if cap else min(wanted, token_budget)",
             "return min(wanted, cap) if cap else wanted",
         ),
-        ("scheduler.scratch:Plan.note_shape", "assert 1 <= n <= self.token_budget", "assert 1 <= n"),
+        ("scheduler.scratch:Plan.note_shape", "assert 1 <= shape.num_tokens <= self.token_budget", "assert 1 <= n"),
     ),
     _fault(
         "prefill_cap_ignored",
@@ -490,11 +492,7 @@ PLANNING = (
         "drafts_past_the_end",
         "Drafts may pass a request's last token.",
         ("scheduler.shaping:_most_drafts", ", request.max_total_tokens - certain - 1)", ")"),
-        (
-            _PLAN + "_plan_careful",
-            "min(1 + num_drafts, plan.token_budget, request.max_total_tokens - end)",
-            "min(1 + num_drafts, plan.token_budget)",
-        ),
+        (_PLAN + "_is_decode", "first + n >= request.max_total_tokens", "first + 1 >= request.max_total_tokens"),
         (
             _REQUESTS + "note_plain",
             "block_size, request.max_total_tokens - 1) - num_drafts",
