@@ -59,16 +59,17 @@ class BlockPool:
 def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
     """Own free blocks. Returns those that lost a cached content by it."""
     evicted = []
-    counts, blank = pool.ref_counts, pool.free_blank
+    counts, blank, cached = pool.ref_counts, pool.free_blank, pool.free_cached
     for block in block_ids:
         assert counts[block] == 0, block
         counts[block] = 1
         if block in blank:
             del blank[block]
         else:
-            del pool.free_cached[block]
-            _unpublish(pool, block)
+            del cached[block]
             evicted.append(block)
+    if evicted:
+        _unpublish(pool, evicted)
     return evicted
 
 
@@ -102,15 +103,17 @@ def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -
         pool.num_fenced += len(idle)
 
 
-def publish(pool: BlockPool, block: int, content_hash: bytes, step: int | None) -> None:
-    """Make an owned block findable by its content; provisionally until `step` has come back, at once if None."""
-    assert pool.ref_counts[block] >= 1, block
-    if pool.hashes[block] is not None or content_hash in pool.block_by_hash:
-        return
-    pool.hashes[block] = content_hash
-    pool.block_by_hash[content_hash] = block
-    if step is not None:
-        pool.provisional[block] = step
+def publish(pool: BlockPool, block_ids: Sequence[int], content_hashes: Sequence[bytes], step: int | None) -> None:
+    """Make owned blocks findable by their contents; provisionally until `step` has come back, at once if None."""
+    counts, hashes, by_hash = pool.ref_counts, pool.hashes, pool.block_by_hash
+    for block, content_hash in zip(block_ids, content_hashes, strict=True):
+        assert counts[block] >= 1, block
+        if hashes[block] is not None or content_hash in by_hash:
+            continue
+        hashes[block] = content_hash
+        by_hash[content_hash] = block
+        if step is not None:
+            pool.provisional[block] = step
 
 
 def step_came_back(pool: BlockPool, step: int, written: Iterable[int]) -> None:
@@ -186,9 +189,11 @@ def _set_free(pool: BlockPool, idle: Iterable[int]) -> None:
             pool.free_cached[block] = None
 
 
-def _unpublish(pool: BlockPool, block: int) -> None:
-    assert block not in pool.provisional, block
-    content_hash = pool.hashes[block]
-    assert content_hash is not None, block
-    pool.hashes[block] = None
-    del pool.block_by_hash[content_hash]
+def _unpublish(pool: BlockPool, block_ids: Iterable[int]) -> None:
+    hashes, by_hash, provisional = pool.hashes, pool.block_by_hash, pool.provisional
+    for block in block_ids:
+        assert block not in provisional, block
+        content_hash = hashes[block]
+        assert content_hash is not None, block
+        hashes[block] = None
+        del by_hash[content_hash]

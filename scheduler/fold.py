@@ -245,9 +245,9 @@ def _publish_known(state: State, step: InFlightStep, event: StepScheduled, entry
     known = min(full, len(request.block_hashes))
     if known <= request.num_published_blocks:
         return
-    for i in range(request.num_published_blocks, known):
-        blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], step.step)
-        step.written.append(request.block_ids[i])
+    new = slice(request.num_published_blocks, known)
+    blocks.publish(state.pool, request.block_ids[new], request.block_hashes[new], step.step)
+    step.written += request.block_ids[new]
     request.num_published_blocks = known
 
 
@@ -333,8 +333,8 @@ def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
         # The last token is known but not computed: where drafts were rejected, its place holds another's keys and values.
         full = (len(request.tokens) - 1) // block_size
         if full > request.num_published_blocks:
-            for i in range(request.num_published_blocks, full):
-                blocks.publish(state.pool, request.block_ids[i], request.block_hashes[i], None)
+            new = slice(request.num_published_blocks, full)
+            blocks.publish(state.pool, request.block_ids[new], request.block_hashes[new], None)
             request.num_published_blocks = full
             if request.status is RUNNING:
                 requests.note_plain(request, block_size, num_drafts)

@@ -3,7 +3,7 @@
 Blocks that become free when a step in flight comes back are behind a fence: as good as free, one step later.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -48,16 +48,13 @@ class FreeBlocks:
         if count == 1 and (block := next(self._blank, None)) is not None:
             return [block]
         taken = list(islice(self._blank, count))
-        if len(taken) < count:
-            shared, evicted = self._shared, self.evicted
-            for block in self._cached:
-                if block in shared:
-                    continue
-                evicted[block] = None
-                taken.append(block)
-                if len(taken) == count:
-                    break
-            assert len(taken) == count, (len(taken), count)
+        while len(taken) < count:
+            cached = list(islice(self._cached, count - len(taken)))
+            assert cached, (len(taken), count)
+            if not self._shared.isdisjoint(cached):
+                cached = [block for block in cached if block not in self._shared]
+            self.evicted.update(dict.fromkeys(cached))
+            taken += cached
         return taken
 
     def idle(self, block_ids: list[int]) -> list[int]:
@@ -70,9 +67,9 @@ class FreeBlocks:
         self.num_free -= len(idle)
         self._shared.update(idle)
 
-    def own(self, block: int) -> None:
-        """A block that this plan has taken already: whoever shares it uses up nothing."""
-        self._shared.add(block)
+    def own(self, block_ids: Iterable[int]) -> None:
+        """Blocks that this plan has taken already: whoever shares them uses up nothing."""
+        self._shared.update(block_ids)
 
     def release(self, block_ids: list[int], *, fenced: bool) -> None:
         """Count what a victim gives back: to the free blocks, or to the fence while a step may still write them."""

@@ -34,7 +34,9 @@ def _known_prefix(plan: Plan, request: Request) -> list[int]:
     hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
     num_common = _num_common(plan.known_hashes, hashes)
     known = plan.known_blocks[:num_common]
-    known += takewhile(_is_block, map(by_hash.get, hashes[len(known) :], repeat(-1)))
+    start = len(known)
+    if start < len(hashes) and hashes[start] in by_hash:
+        known += takewhile(_is_block, map(by_hash.get, hashes[start:], repeat(-1)))
     for content_hash in hashes[len(known) :] if promised else ():
         block = by_hash.get(content_hash, promised.get(content_hash))
         if block is None:
@@ -54,6 +56,8 @@ def _are_owned(plan: Plan, known: list[int]) -> bool:
 
 def _num_common(hashes: list[bytes], others: list[bytes]) -> int:
     """How long a prefix two chains share. A hash covers its parents: where two are equal, so are all before them."""
+    if not hashes or not others or hashes[0] != others[0]:
+        return 0
     return bisect_left(range(min(len(hashes), len(others))), True, key=lambda i: hashes[i] != others[i])
 
 
@@ -71,8 +75,9 @@ def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:
 
 def promise(plan: Plan, request: Request, table: list[int], start: int, end: int) -> None:
     """Let later entries of this step share what this one is about to fill with known tokens: blocks `start` to `end`."""
-    pool = plan.state.pool
-    for i in range(start, min(end, len(request.block_hashes))):
-        if request.block_hashes[i] not in pool.block_by_hash:
-            plan.hashes.setdefault(request.block_hashes[i], table[i])
-            plan.free.own(table[i])
+    by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
+    filled = zip(request.block_hashes[start:end], table[start:end], strict=False)
+    new = {content: block for content, block in filled if content not in by_hash and content not in promised}
+    if new:
+        promised.update(new)
+        plan.free.own(new.values())

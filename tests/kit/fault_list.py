@@ -333,7 +333,7 @@ BLOCKS = (
     _fault(
         "hash_survives_taking",
         "A cached block that is taken is still found by its old hash.",
-        ("projections.blocks:take", "_unpublish(pool, block)", "pool.hashes[block] = None"),
+        ("projections.blocks:take", "_unpublish(pool, evicted)", "[pool.hashes.__setitem__(b, None) for b in evicted]"),
     ),
     _fault(
         "reset_keeps_hashes",
@@ -725,6 +725,11 @@ TRIALS = (
         "verdict_in_company",
         "A request is found out though others were in the step as well.",
         ("scheduler.trials:verdict", "len(state.window.in_flight[0].requests) != 1", "False"),
+        (
+            "scheduler.trials:verdict",
+            "state.suspicion.num_alone.get(request.handle, 0) + 1 < LOSSES_ALONE_TO_CONVICT",
+            "False",
+        ),
     ),
     _fault(
         "verdict_too_early",

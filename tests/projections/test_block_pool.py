@@ -83,7 +83,7 @@ class PoolBesideAModel(RuleBasedStateMachine):
         step = holder.last_step = self._step()
         content = self.next_hash.to_bytes(16, "little") if known else bytes(16)
         self.next_hash += 1
-        blocks.publish(self.pool, block, content, step)
+        blocks.publish(self.pool, [block], [content], step)
         self.written[step].append(block)
         if block not in self.hash_of and content not in self.hash_of.values():
             self.hash_of[block] = content
@@ -95,7 +95,7 @@ class PoolBesideAModel(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.holders)).table))
         content = self.next_hash.to_bytes(16, "little")
         self.next_hash += 1
-        blocks.publish(self.pool, block, content, None)
+        blocks.publish(self.pool, [block], [content], None)
         self.hash_of.setdefault(block, content)
 
     @rule(data=st.data())
@@ -177,13 +177,13 @@ def test_an_owned_block_is_not_taken() -> None:
 
 def test_a_fenced_block_is_neither_taken_nor_shared() -> None:
     pool = pool_with([1])
-    blocks.publish(pool, 1, b"x", 0)
+    blocks.publish(pool, [1], [b"x"], 0)
     blocks.release(pool, [1], 0)
     assert pool.is_fenced(1)
     with pytest.raises((AssertionError, KeyError)):
         blocks.take(pool, [1])
     pool = pool_with([1])
-    blocks.publish(pool, 1, b"x", 0)
+    blocks.publish(pool, [1], [b"x"], 0)
     blocks.release(pool, [1], 0)
     with pytest.raises(KeyError):
         blocks.share(pool, [1])
@@ -203,13 +203,13 @@ def test_a_block_without_content_is_not_shared() -> None:
 
 def test_a_block_that_nobody_owns_is_not_published() -> None:
     with pytest.raises(AssertionError):
-        blocks.publish(pool_with([1]), 2, b"x", 0)
+        blocks.publish(pool_with([1]), [2], [b"x"], 0)
 
 
 def test_a_block_that_is_still_provisional_is_not_taken() -> None:
     """Its step is in flight: without the fence, this catches it."""
     pool = pool_with([0, 1, 2, 3])
-    blocks.publish(pool, 1, b"x", 0)
+    blocks.publish(pool, [1], [b"x"], 0)
     blocks.release(pool, [1], None)
     with pytest.raises(AssertionError):
         blocks.take(pool, [1])
