@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,15 +125,14 @@ class Loop:
         return CompleteStep(step=step.step, generation=1, counts=counts, token_ids=tokens, positions=positions)
 
 
-def measure(scenario: Scenario, num_requests: int, num_steps: int, append: Append | None) -> tuple[list[float], int]:
-    """µs of CPU time per step, and the preemptions seen."""
+def steps(scenario: Scenario, num_requests: int, append: Append | None) -> Iterator[tuple[float, int]]:
+    """µs of CPU time of each step after the warm-up, and the preemptions seen so far; without end."""
     loop = Loop(scenario, num_requests, append)
     loop.refill()
     warm = 30 if scenario.output_tokens > 10_000 else 3 * scenario.output_tokens // 2
-    spent: list[float] = []
     gc.collect()
     gc.freeze()
-    for i in range(warm + num_steps):
+    for i in count():
         loop.refill()
         start = time.thread_time_ns()
         loop.schedule()
@@ -143,8 +143,13 @@ def measure(scenario: Scenario, num_requests: int, num_steps: int, append: Appen
         resumed = time.thread_time_ns()
         loop.turn(answer)
         if i >= warm:
-            spent.append((middle - start + time.thread_time_ns() - resumed) / 1000)
-    return spent, loop.num_preemptions
+            yield (middle - start + time.thread_time_ns() - resumed) / 1000, loop.num_preemptions
+
+
+def measure(scenario: Scenario, num_requests: int, num_steps: int, append: Append | None) -> tuple[list[float], int]:
+    """µs of CPU time per step, and the preemptions seen."""
+    found = list(islice(steps(scenario, num_requests, append), num_steps))
+    return [spent for spent, _ in found], found[-1][1]
 
 
 @contextlib.contextmanager

@@ -1,15 +1,14 @@
 """The same loads on vLLM's scheduler: what a step costs there, and with `--compare` the ratio of ours to it.
 
     python benchmarks/vllm_peer.py [--requests 16 64 256 1024] [--steps 200] [--scenario steady ...] [--log-stats]
-    python benchmarks/vllm_peer.py --compare [--rounds 3] [--journal sqlite] [--outbox]
+    python benchmarks/vllm_peer.py --compare [--journal sqlite] [--outbox]
 
 Needs a `vllm` in the running interpreter that has `AsyncScheduler` (written against 0.33.0); no GPU, no model, no network.
 Loads, lengths, pool sizes and the token budget are those of `benchmarks/scheduler.py`. Figures are CPU time of the calling
 thread in µs per step, `schedule` and `update_from_output` together, two steps in flight, as `EngineCore` has them.
 
-`--compare` runs ours and theirs in turn, `--rounds` times each, who begins changes from round to round. p50 and p99 are over
-the steps of all rounds together; "rounds" is the lowest and the highest p50 ratio of a single round. Ours writes the journal
-named by `--journal`; vLLM has none.
+`--compare` runs ours and theirs by turns of ten steps (`benchmarks/in_turn.py`). p50 and p99 are over all steps; the ratio is the
+median of those of neighbouring turns, with the middle half of them. Ours writes the journal named by `--journal`; vLLM has none.
 
 Equal on both sides:
 - prompts of 120 tokens and a little (2,148 in `prefix`), the same output lengths; in `steady` and `speculation` nothing ends;
@@ -37,7 +36,6 @@ cost of a step doesn't depend on their number. The model runner is declared to b
 """
 
 import argparse
-import contextlib
 import gc
 import importlib
 import importlib.metadata
@@ -50,9 +48,11 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from in_turn import Paired, Side, in_turn
 
 import scheduler as ours
 from refold.journal.events import EngineConfig, Event
@@ -82,13 +82,6 @@ class Scheduled(NamedTuple):
 
     order: Any
     chunks: set[str]
-
-
-class Samples(NamedTuple):
-    """µs per step, and the preemptions seen over the whole run."""
-
-    spent_us: list[float]
-    num_preemptions: int
 
 
 def vllm_config(config: EngineConfig, num_blocks: int) -> Any:
@@ -231,12 +224,14 @@ class Loop:
         return ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=sampled)
 
 
-def measure(scenario: ours.Scenario, num_requests: int, num_steps: int, *, log_stats: bool = False) -> Samples:
-    """One run. Warm-up and measured part are as long as those of `benchmarks/scheduler.py`."""
+def peer_steps(
+    scenario: ours.Scenario, num_requests: int, num_steps: int, log_stats: bool
+) -> Iterator[tuple[float, int]]:
+    """As `ours.steps`, of vLLM; its pool holds what `num_steps` steps need."""
+    prepare_vllm()
     warm = 30 if scenario.output_tokens > 10_000 else 3 * scenario.output_tokens // 2
     loop = Loop(scenario, num_requests, warm + num_steps, log_stats=log_stats)
     loop.refill()
-    spent: list[float] = []
     gc.collect()
     gc.freeze()
     for i in range(warm + num_steps):
@@ -254,18 +249,17 @@ def measure(scenario: ours.Scenario, num_requests: int, num_steps: int, *, log_s
         end = time.thread_time_ns()
         del outputs
         if i >= warm:
-            spent.append((middle - start + end - resumed) / 1000)
+            yield (middle - start + end - resumed) / 1000, loop.num_preemptions
     loop.scheduler.shutdown()
-    return Samples(spent, loop.num_preemptions)
 
 
-def measure_ours(
-    scenario: ours.Scenario, num_requests: int, num_steps: int, *, journal: str, has_outbox: bool
-) -> Samples:
-    """One run of ours, with a journal of its own."""
+def our_steps(
+    scenario: ours.Scenario, num_requests: int, journal: str, has_outbox: bool
+) -> Iterator[tuple[float, int]]:
+    """Ours, with a journal of its own."""
     with ours.journal(journal) as queue:
         append = queue if queue is None or not has_outbox else _with_outbox(queue)
-        return Samples(*ours.measure(scenario, num_requests, num_steps, append))
+        yield from ours.steps(scenario, num_requests, append)
 
 
 def _with_outbox(append: ours.Append) -> ours.Append:
@@ -281,18 +275,6 @@ def _with_outbox(append: ours.Append) -> ours.Append:
     return append_and_deliver
 
 
-@contextlib.contextmanager
-def clean_heap() -> Iterator[None]:
-    """Nothing that an earlier run froze or left behind."""
-    gc.unfreeze()
-    gc.collect()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.collect()
-
-
 def quantiles(spent: list[float]) -> tuple[float, float]:
     """p50 and p99."""
     return statistics.median(spent), sorted(spent)[int(len(spent) * 0.99)]
@@ -305,51 +287,33 @@ def run_alone(options: argparse.Namespace) -> None:
     )
     for name in options.scenario:
         for n in options.requests:
-            with clean_heap():
-                samples = measure(ours.SCENARIOS[name], n, options.steps, log_stats=options.log_stats)
-            p50, p99 = quantiles(samples.spent_us)
+            alone = list(peer_steps(ours.SCENARIOS[name], n, options.steps, options.log_stats))
+            p50, p99 = quantiles([spent for spent, _ in alone])
             row = f"{name:12s} {n:8d} {'none':>8s} {p50:8.0f} {p99:8.0f} {p99 / p50:8.1f}"
-            print(f"{row} {samples.num_preemptions:10d}", flush=True)
+            print(f"{row} {alone[-1][1]:10d}", flush=True)
 
 
 def run_compared(options: argparse.Namespace) -> None:
     """The table of both, run in turn."""
     print(f"ours: journal {options.journal}{', outbox' if options.outbox else ''}; vLLM: no journal")
-    print(f"{'':21s} {'ours':>15s} {'vLLM':>15s} {'ours/vLLM':>13s} {'':>13s} {'preempted':>15s}")
-    sides = f"{'p50':>7s} {'p99':>7s} {'p50':>7s} {'p99':>7s} {'p50':>6s} {'p99':>6s} {'rounds':>13s}"
+    print(f"{'':21s} {'ours':>15s} {'vLLM':>15s} {'ours/vLLM, p50':>21s} {'':6s} {'preempted':>15s}")
+    sides = f"{'p50':>7s} {'p99':>7s} {'p50':>7s} {'p99':>7s} {'median':>7s} {'middle half':>13s} {'p99':>6s}"
     print(f"{'scenario':12s} {'requests':>8s} {sides} {'ours':>7s} {'vLLM':>7s}")
     for name in options.scenario:
         for n in options.requests:
-            mine, peer = _in_turn(ours.SCENARIOS[name], n, options)
-            print(f"{name:12s} {n:8d} {_compared(mine, peer)}", flush=True)
+            scenario = ours.SCENARIOS[name]
+            mine = Side(our_steps, (scenario, n, options.journal, options.outbox))
+            peer = Side(peer_steps, (scenario, n, options.steps + 1, options.log_stats))
+            print(f"{name:12s} {n:8d} {_compared(in_turn(mine, peer, options.steps))}", flush=True)
 
 
-def _in_turn(scenario: ours.Scenario, n: int, options: argparse.Namespace) -> tuple[list[Samples], list[Samples]]:
-    mine: list[Samples] = []
-    peer: list[Samples] = []
-
-    def run_ours() -> None:
-        mine.append(measure_ours(scenario, n, options.steps, journal=options.journal, has_outbox=options.outbox))
-
-    def run_peer() -> None:
-        peer.append(measure(scenario, n, options.steps, log_stats=options.log_stats))
-
-    for i in range(options.rounds):
-        order: list[Callable[[], None]] = [run_ours, run_peer] if i % 2 == 0 else [run_peer, run_ours]
-        for run in order:
-            with clean_heap():
-                run()
-    return mine, peer
-
-
-def _compared(mine: list[Samples], peer: list[Samples]) -> str:
-    ours_p50, ours_p99 = quantiles([us for samples in mine for us in samples.spent_us])
-    peer_p50, peer_p99 = quantiles([us for samples in peer for us in samples.spent_us])
-    pairs = zip(mine, peer, strict=True)
-    ratios = [statistics.median(a.spent_us) / statistics.median(b.spent_us) for a, b in pairs]
+def _compared(paired: Paired) -> str:
+    ours_p50, ours_p99 = quantiles([us for turn in paired.mine for us in turn])
+    peer_p50, peer_p99 = quantiles([us for turn in paired.peers for us in turn])
+    low, middle, high = statistics.quantiles(paired.ratios(), n=4)
     costs = f"{ours_p50:7.0f} {ours_p99:7.0f} {peer_p50:7.0f} {peer_p99:7.0f}"
-    compared = f"{ours_p50 / peer_p50:6.2f} {ours_p99 / peer_p99:6.2f} {f'{min(ratios):.2f}-{max(ratios):.2f}':>13s}"
-    return f"{costs} {compared} {mine[-1].num_preemptions:7d} {peer[-1].num_preemptions:7d}"
+    ratios = f"{middle:7.3f} {f'{low:.3f}-{high:.3f}':>13s} {ours_p99 / peer_p99:6.2f}"
+    return f"{costs} {ratios} {paired.num_preemptions[0]:7d} {paired.num_preemptions[1]:7d}"
 
 
 def prepare_vllm() -> str:
@@ -377,7 +341,6 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="+", default=list(ours.SCENARIOS), choices=list(ours.SCENARIOS))
     parser.add_argument("--log-stats", action="store_true", help="vLLM's scheduler statistics, as in a server")
     parser.add_argument("--compare", action="store_true", help="run ours too, in turn, and print the ratio")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each side, with --compare")
     parser.add_argument("--journal", default="sqlite", choices=["off", "memory", "sqlite"], help="ours, with --compare")
     parser.add_argument("--outbox", action="store_true", help="ours with the fold that delivers, with --compare")
     options = parser.parse_args()
