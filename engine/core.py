@@ -168,8 +168,21 @@ class EngineCore:
         """Every record before this position is on disk."""
         return self._writer.durable_position
 
+    def catch_up(self) -> int:
+        """Wait, in a client's thread, until the outbox has all that is decided now, and the disk; returns that position.
+
+        The durable position alone doesn't tell what the outbox has: it learns of a record a moment after the disk has it.
+
+        Raises:
+            RefoldError: the engine stopped before that.
+        """
+        position = self._writer.next_position
+        self.delivery.reach(position)
+        self.settle()
+        return position
+
     def settle(self) -> int:
-        """Wait, in the engine's thread, until all that it decided is on disk; returns the durable position.
+        """Wait until all that was decided is on disk; returns the durable position.
 
         Raises:
             JournalError: it never will be.

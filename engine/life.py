@@ -1,6 +1,5 @@
 """One life of an engine on a journal: begun by opening it, ended by closing it or by a failure."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +32,6 @@ from refold.scheduler.fold import fold_all
 from refold.scheduler.snapshot import Folded
 from refold.scheduler.state import State
 
-_OUTBOX_PATIENCE_S = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Life:
@@ -63,26 +60,15 @@ class Life:
         Raises:
             NotFound: there is no such request.
             Rejected: it was redacted.
+            RefoldError: the engine stopped before anybody knew.
         """
-        delivery = self.core.delivery
-        output = delivery.find(request_id)
+        output = self.core.delivery.find(request_id)
         if output is None:
-            output = find_output(self.store, self.stream, request_id, self.core.durable_position)
-            if output.finish_reason is None:
-                output = self._live(request_id) or output
+            position = self.core.catch_up()
+            output = self.core.delivery.find(request_id)
+            # The outbox has forgotten none of these that goes on, so the journal's copy of one is complete.
+            output = output or find_output(self.store, self.stream, request_id, position)
         return unredacted(output)
-
-    def _live(self, request_id: str) -> Output | None:
-        """The outbox's output of a request that is on disk and goes on: the outbox learns of a record a moment after the disk has it.
-
-        The journal's own would never get another token, and who waits for it would wait for ever.
-        """
-        until_s = time.monotonic() + _OUTBOX_PATIENCE_S
-        while (found := self.core.delivery.find(request_id)) is None and self.core.cause is None:
-            if time.monotonic() > until_s:
-                break
-            time.sleep(0.001)
-        return found
 
     def end(self, reason: str = CLOSED) -> None:
         """Finish what is in flight, close the journal in order, free everything. A model that is still loaded is given up on."""
@@ -213,7 +199,9 @@ def _start(
     state, outbox, totals = base.folded
     if prepared.is_worker_inside:
         warn_if_shared(state, was_closed=recovery.was_closed)
-    core = EngineCore(state, Delivery(outbox), totals, prepared.make_worker, args.durability, args.session_idle_s)
+    core = EngineCore(
+        state, Delivery(outbox, base.head.position), totals, prepared.make_worker, args.durability, args.session_idle_s
+    )
 
     def on_durable(position: int) -> None:
         core.on_durable(position)
