@@ -15,6 +15,7 @@ from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
 from refold.engine.shared_fate import warn_if_shared
 from refold.engine.snapshotting import SnapshotKeeper
+from refold.engine.spared import SparedRecords
 from refold.engine.submissions import Desk
 from refold.gpu.batch import Worker
 from refold.gpu.loading import Loading
@@ -44,6 +45,7 @@ class Life:
     store: JournalStore
     owns_store: bool
     snapshots: SnapshotKeeper
+    spared: SparedRecords
     is_synced: bool
     anchor: Anchor
     audit: InlineAudit
@@ -75,6 +77,7 @@ class Life:
         self.core.stop(reason)
         self.loading.give_up()
         self.core.join()
+        self.spared.close()
         self.snapshots.close(self._last if self.core.cause is None else None)
         self.anchor.close()
         self.audit.close()
@@ -168,7 +171,7 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
     store = given_store or _open_store(args.journal)
     audit = InlineAudit(store, args.stream, args.journal if args.audit else None)
     try:
-        core, recovery, snapshots, anchor = _start(args, store, prepared, audit)
+        core, recovery, snapshots, spared, anchor = _start(args, store, prepared, audit)
     except BaseException:
         audit.close()
         if given_store is None:
@@ -176,9 +179,8 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
         raise
     is_synced = args.durability == "synced"
     owns = given_store is None
-    return Life(
-        args.stream, prepared.desk, core, recovery, store, owns, snapshots, is_synced, anchor, audit, prepared.loading
-    )
+    desk, loading = prepared.desk, prepared.loading
+    return Life(args.stream, desk, core, recovery, store, owns, snapshots, spared, is_synced, anchor, audit, loading)
 
 
 def _open_store(url: str) -> JournalStore:
@@ -188,12 +190,14 @@ def _open_store(url: str) -> JournalStore:
 
 def _start(
     args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit
-) -> tuple[EngineCore, Recovery, SnapshotKeeper, Anchor]:
+) -> tuple[EngineCore, Recovery, SnapshotKeeper, SparedRecords, Anchor]:
     desk = prepared.desk
     head = store.open_stream(args.stream)
     anchor = Anchor(args.stream, args.anchor, args.anchor_every_s, args.anchor_key)
     anchor.check(store, head)
     base, recovery = fold_journal(store, args.stream, head)
+    spared = SparedRecords(store, args.stream, head, recovery.from_snapshot)
+    spared.check_few()
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
     state, outbox, totals = base.folded
@@ -216,4 +220,5 @@ def _start(
         writer.close()
         snapshots.close(None)
         raise
-    return core, recovery, snapshots, anchor
+    spared.check_many(core.on_journal_failed)
+    return core, recovery, snapshots, spared, anchor

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -146,12 +148,22 @@ def resumed(engine: Engine, request_id: str) -> list[Delta]:
     return asyncio.run(collect(engine.resume(request_id)))
 
 
-def test_who_asks_for_a_request_that_is_on_its_way_to_the_disk_waits_for_it() -> None:
-    store = FaultyStore(MemoryStore())
-    with Engine(MODEL, store) as engine, ThreadPoolExecutor(2) as threads:
+@contextmanager
+def on_its_way(engine: Engine, store: FaultyStore) -> Iterator[ThreadPoolExecutor]:
+    """Request `a` is decided, and the disk stands still; some threads beside."""
+    with ThreadPoolExecutor(3) as threads:
         store.gate.clear()
         threads.submit(engine.enqueue, [1], SAMPLING, request_id="a")
-        eventually(lambda: engine.knows("a"))
+        try:
+            eventually(lambda: engine.knows("a"))
+            yield threads
+        finally:
+            store.gate.set()
+
+
+def test_who_asks_for_a_request_that_is_on_its_way_to_the_disk_waits_for_it() -> None:
+    store = FaultyStore(MemoryStore())
+    with Engine(MODEL, store) as engine, on_its_way(engine, store) as threads:
         stream = threads.submit(resumed, engine, "a")
         with pytest.raises(TimeoutError):
             stream.result(0.1)
@@ -161,12 +173,9 @@ def test_who_asks_for_a_request_that_is_on_its_way_to_the_disk_waits_for_it() ->
 
 def test_who_asks_while_the_disk_knows_more_than_the_outbox_waits_for_the_outbox_however_long_that_takes() -> None:
     store, hold = FaultyStore(MemoryStore()), threading.Event()
-    with Engine(MODEL, store) as engine, ThreadPoolExecutor(3) as threads:
+    with Engine(MODEL, store) as engine, on_its_way(engine, store) as threads:
         core = engine._live().core
-        store.gate.clear()
-        threads.submit(engine.enqueue, [1], SAMPLING, request_id="a")
-        eventually(lambda: engine.knows("a"))
-        threads.submit(core.look(lambda _: hold.wait()).result)  # the engine's thread is busy from here on
+        threads.submit(core.look(lambda _: hold.wait(20)).result)  # the engine's thread is busy from here on
         store.gate.set()
         eventually(lambda: "a" in durable_outputs(store).by_id)
         assert core.delivery.find("a") is None
@@ -179,11 +188,10 @@ def test_who_asks_while_the_disk_knows_more_than_the_outbox_waits_for_the_outbox
 
 def test_who_waits_for_a_request_hears_of_a_disk_that_fails_meanwhile() -> None:
     store = FaultyStore(MemoryStore())
-    with Engine(MODEL, store) as engine, ThreadPoolExecutor(2) as threads:
-        store.gate.clear()
-        threads.submit(engine.enqueue, [1], SAMPLING, request_id="a")
-        eventually(lambda: engine.knows("a"))
+    with Engine(MODEL, store) as engine, on_its_way(engine, store) as threads:
         stream = threads.submit(resumed, engine, "a")
+        with pytest.raises(TimeoutError):
+            stream.result(0.1)
         store.fail_from_position = 0
         store.gate.set()
         with pytest.raises(JournalError, match="the disk is full"):
