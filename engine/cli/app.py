@@ -23,7 +23,8 @@ A verb that reads takes the journal as its last argument; without one it takes $
 
 \b
 Exit status: 0 fine, 1 violated or not found, 2 usage or rejected input, 3 journal unreadable, damaged or foreign,
-4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 130 interrupted."""
+4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 130 interrupted,
+143 terminated."""
 
 
 class Verb(NamedTuple):

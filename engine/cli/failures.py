@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from refold.engine.history.replay import Contradiction
 
-NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 5, 70, 130, 141
+NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 3, 4, 5, 70, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 

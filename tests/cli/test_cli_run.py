@@ -1,6 +1,7 @@
 """`refold run`: what it prints, what it keeps, and how it goes on after a kill."""
 
 import asyncio
+import os
 import signal
 import time
 
@@ -162,6 +163,25 @@ def test_after_ctrl_c_the_same_command_submits_nothing_twice_though_all_that_was
     submitted = rows(refold("log", "--json", "--kind", "RequestSubmitted", path).stdout)
     assert len(submitted) == 400
     assert refold("run", *arguments).stdout != again.stdout, "that run is done: who asks again wants it again"
+
+
+def test_sigterm_ends_a_run_in_good_order_as_ctrl_c_does(tmp_path):
+    path = tmp_path / "x.db"
+    model = ("--model", "simulated?eos=-1&step_ms=5", "--worker", "process")
+    child = process("run", *model, "--journal", str(path), "--max-tokens", "2000", "one", start_new_session=True)
+    wait_for_tokens(path, 5)
+    os.killpg(child.pid, signal.SIGTERM)  # as systemd does: to everybody
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == 143, stderr
+    told = stderr.decode().splitlines()
+    assert told[-3] == "terminated: closing the journal when the steps in flight are done; once more ends it at once"
+    assert told[-2] == "refold: terminated"
+    assert told[-1].startswith(
+        "  hint: the journal is whole: `refold run --model 'simulated?eos=-1&step_ms=5' --journal"
+    )
+    (closed,) = rows(refold("log", "--json", "--kind", "EngineClosed", path).stdout)
+    assert closed["event"]["reason"] == "interrupted"
+    assert "WorkerLost" not in refold("log", "--json", path).stdout
 
 
 def wait_for_tokens(path, num_tokens, timeout=30):
