@@ -208,10 +208,7 @@ class EngineCore:
 
     def _run(self) -> None:
         try:
-            while not self._is_done():
-                for message in self._inbox.wait(self._wake_at_s()):
-                    self._receivers[type(message)](message)
-                self._schedule()
+            self._obey_until_done()
             self._close_in_order()
         except RefoldError as error:
             self.cause = error
@@ -221,6 +218,17 @@ class EngineCore:
             self.cause = violation("the engine's loop", error)
         finally:
             self._end()
+
+    def _obey_until_done(self) -> None:
+        """Turn after turn. Where a worker can't be had the state is sound: the journal is told why the engine ends."""
+        try:
+            while not self._is_done():
+                for message in self._inbox.wait(self._wake_at_s()):
+                    self._receivers[type(message)](message)
+                self._schedule()
+        except (WorkerLost, Rejected) as error:
+            self._turns.take(CloseEngine(reason=one_line(error)))
+            raise
 
     def _wake_at_s(self) -> float | None:
         """When to go on though nobody writes, on the clock of `time.monotonic`; None for never."""

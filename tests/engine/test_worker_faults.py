@@ -141,6 +141,8 @@ def test_a_worker_that_dies_of_every_step_stops_the_engine_with_the_cause_and_co
     assert len(made) == 5
     events = lawful_events(open_reader(journal))
     assert len(losses(events)) == 2, "a worker that never was ready is nobody's loss"
+    assert isinstance(events[-1], EngineClosed), "it didn't end without a word"
+    assert events[-1].reason.startswith("the worker fails at a made-up step of one token too, so it isn't the requests")
     assert not [event for event in events if isinstance(event, RequestQuarantined)]
     with pytest.raises(WorkerLost, match="so it isn't the requests"), Engine(MODEL, journal, make_worker=make):
         pass
@@ -177,6 +179,7 @@ def test_a_device_that_fails_at_everything_but_one_token_stops_the_engine_after_
     events = lawful_events(open_reader(journal))
     assert len(losses(events)) <= 16
     assert [type(event) for event in events].count(RequestQuarantined) == 4
+    assert isinstance(events[-1], EngineClosed)
     with Engine(MODEL, journal) as engine:
         assert engine.recovery is not None
         assert engine.recovery.requests == 2
