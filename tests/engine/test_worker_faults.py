@@ -254,6 +254,30 @@ def test_a_worker_that_cant_be_built_is_an_error_at_open(tmp_path: Path) -> None
         assert engine.run([[1]], SamplingParams(max_tokens=2))[0].finish_reason == "length"
 
 
+NO_TEXTS = [
+    ("kind", None, "kind is None: make it a text"),
+    ("environment", lambda: {"gpus": 8}, r"environment\(\) has 'gpus': 8: make both of them texts"),
+    ("environment", lambda: {None: "a"}, r"environment\(\) has None: 'a'"),
+    ("environment", lambda: {"host": "\udce4"}, r"environment\(\) has 'host': '\\udce4'"),
+    ("environment", lambda: None, r"environment\(\) is a NoneType: return a dict of texts"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "told"), NO_TEXTS, ids=range(len(NO_TEXTS)))
+def test_a_worker_that_introduces_itself_by_no_texts_is_at_fault_and_not_refold(
+    name: str, value: object, told: str
+) -> None:
+    def make(config: EngineConfig) -> SimulatedWorker:
+        worker = SimulatedWorker(config)
+        setattr(worker, name, value)
+        return worker
+
+    journal = MemoryJournal()
+    with pytest.raises(WorkerLost, match=f"the worker's {told}"), Engine(MODEL, MemoryStore(journal), make_worker=make):
+        pass
+    assert isinstance(lawful_events(MemoryStore(journal))[-1], EngineClosed)
+
+
 def test_a_successor_that_cant_be_built_counts_as_a_loss() -> None:
     made = 0
 
