@@ -105,6 +105,7 @@ def command(
         raise SystemExit(USAGE)
     if not read:
         _require_journal(journal)
+    _tell_kind(journal)
     _warn_of_copies(submission.asked)
     with terminable(), _explained(submission), engine.open(await_worker=False), _impatient():
         assert engine.recovery is not None
@@ -144,6 +145,18 @@ def _require_journal(journal: str) -> None:
         open_reader(journal).close()
     except NotFound as error:
         raise _nothing_to_do() from error
+
+
+def _tell_kind(journal: str) -> None:
+    """Say what becomes of an empty folder: whoever names one may have meant a file in it."""
+    from refold.journal.stores.location import file_path, locate
+    from refold.journal.stores.segments.folder import look_at
+
+    location = locate(journal)
+    if location.kind == "segments" and look_at(file_path(location)) == "empty":
+        note(
+            f"{named(journal)} is an empty folder: it becomes a journal of segment files; for one file, name {named(journal)}/refold.db"
+        )
 
 
 def _nothing_to_do() -> Complaint:
@@ -247,7 +260,7 @@ def _passes(attempt: Callable[[], object], asked: "Asked", printer: "Printer") -
     try:
         attempt()
     except Rejected as error:
-        line, hint, _ = explain(error)
+        line, hint, _ = explain(error, "refold run")
         printer.reject(asked.place, line, hint)
         return False
     return True

@@ -286,3 +286,12 @@ def test_greedy_completions_of_one_prompt_are_said_to_be_alike(journal):
     assert greedy.exit_code == 0
     assert "the 2 completions of a prompt are alike; give `--temperature 0.8`" in greedy.stderr
     assert "alike" not in drawn.stderr
+
+
+def test_blanks_before_an_object_in_a_file_of_prompts_make_no_text_of_it(journal, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(' {"prompt": "one", "request_id": "a"}\n\t{"prompt": "two", "request_id": "b"}\n { no object\n')
+    done = run(journal, "--file", file, "--max-tokens", 2, "--json")
+    assert done.exit_code == 2
+    assert [row["request_id"] for row in rows(done.stdout) if "request_id" in row] == ["a", "b"]
+    assert f"{file} line 3" in done.stderr
