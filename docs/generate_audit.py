@@ -51,7 +51,7 @@ written ends it: the views then tell of what comes before, and `integrity` says 
 
 Times are record times in nanoseconds since 1970 UTC; names that end in `_ns` without saying when are durations. Any other program
 can open the file or database: `datasette run.db`, `psql`, `duckdb`. Where a program counts the rows of what it shows, as Datasette does within
-a second, narrow `counters`, `batch_mates` and `request_events` of a long journal to a request first: `/run/counters?request_id=req-1`. The examples below ask this journal:
+a second, narrow `counters`, `batch_mates` and `request_events` of a long journal to a request first: `/run/counters?request_id=req-1`. The examples below ask this journal, which is written once (its ids are taken then):
 
 ```python
 from refold import Engine, SamplingParams

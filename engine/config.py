@@ -75,7 +75,8 @@ class EngineArgs(Checked):
             fastest, coarse, and needs a C++ compiler.
         worker: `process` runs the worker in a process of its own, which may be killed, hang or run out of memory without harm to
             the engine; `thread` in this one, for debuggers and notebooks. None for a process, or a thread if it's simulated.
-        step_timeout_s: seconds after which a worker process that still computes one step is given up.
+        step_timeout_s: seconds after which a worker process that still computes one step is given up. A thread can't be given up: beside
+            `worker="thread"` or a `make_worker` it is refused, as `start_timeout_s` is, and a simulated model's thread needs none.
         start_timeout_s: seconds that a worker process has until its first sign of life; a busy machine may need more.
     """
 
@@ -125,7 +126,12 @@ class EngineArgs(Checked):
 
     @model_validator(mode="after")
     def _fit_together(self) -> "EngineArgs":
-        complaint = _complaint_of_audit(self) or _complaint_of_tenants(self) or _complaint_of_batches(self)
+        complaint = (
+            _complaint_of_timeouts(self)
+            or _complaint_of_audit(self)
+            or _complaint_of_tenants(self)
+            or _complaint_of_batches(self)
+        )
         if complaint:
             raise ValueError(complaint)
         return self
@@ -210,6 +216,19 @@ class EngineOptions(TypedDict, total=False):
     worker: WorkerPlace | None
     step_timeout_s: float
     start_timeout_s: float
+
+
+PROCESS_TIMEOUTS = ("step_timeout_s", "start_timeout_s")
+"""What a worker in the engine's own process can't be held to."""
+
+
+def _complaint_of_timeouts(args: EngineArgs) -> str:
+    given = [name for name in PROCESS_TIMEOUTS if name in args.model_fields_set]
+    if args.worker != "thread" or not given:
+        return ""
+    return (
+        f"{given[0]} is {getattr(args, given[0])} with worker 'thread', which can't be given up: leave one of them out"
+    )
 
 
 def _complaint_of_tenants(args: EngineArgs) -> str:

@@ -168,8 +168,21 @@ class EngineCore:
         """Every record before this position is on disk."""
         return self._writer.durable_position
 
+    def catch_up(self) -> int:
+        """Wait, in a client's thread, until the outbox has all that is decided now, and the disk; returns that position.
+
+        The durable position alone doesn't tell what the outbox has: it learns of a record a moment after the disk has it.
+
+        Raises:
+            RefoldError: the engine stopped before that.
+        """
+        position = self._writer.next_position
+        self.delivery.reach(position)
+        self.settle()
+        return position
+
     def settle(self) -> int:
-        """Wait, in the engine's thread, until all that it decided is on disk; returns the durable position.
+        """Wait until all that was decided is on disk; returns the durable position.
 
         Raises:
             JournalError: it never will be.
@@ -195,10 +208,7 @@ class EngineCore:
 
     def _run(self) -> None:
         try:
-            while not self._is_done():
-                for message in self._inbox.wait(self._wake_at_s()):
-                    self._receivers[type(message)](message)
-                self._schedule()
+            self._obey_until_done()
             self._close_in_order()
         except RefoldError as error:
             self.cause = error
@@ -208,6 +218,17 @@ class EngineCore:
             self.cause = violation("the engine's loop", error)
         finally:
             self._end()
+
+    def _obey_until_done(self) -> None:
+        """Turn after turn. Where a worker can't be had the state is sound: the journal is told why the engine ends."""
+        try:
+            while not self._is_done():
+                for message in self._inbox.wait(self._wake_at_s()):
+                    self._receivers[type(message)](message)
+                self._schedule()
+        except (WorkerLost, Rejected) as error:
+            self._turns.take(CloseEngine(reason=one_line(error)))
+            raise
 
     def _wake_at_s(self) -> float | None:
         """When to go on though nobody writes, on the clock of `time.monotonic`; None for never."""

@@ -84,18 +84,23 @@ class Delivery:
         outbox: for others only once the engine's thread has ended.
     """
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, position: int = 0) -> None:
+        """`outbox`: a fold of the records before `position`."""
         self.outbox = outbox
+        self._position = position
         self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
         self._readers: dict[int, list[Reader]] = {}
         self._failure: RefoldError | None = None
 
-    def deliver(self, events: Iterable[Event]) -> None:
-        """Fold durable events and ring the readers of what changed."""
+    def deliver(self, position: int, events: Iterable[Event]) -> None:
+        """Fold the events of the record at `position`, which is durable, and ring the readers of what changed."""
         with self._lock:
             for handle in self.outbox.observe_all(events):
                 for reader in tuple(self._readers.get(handle, ())):
                     self._ring(reader)
+            self._position = position + 1
+            self._moved.notify_all()
 
     def fail(self, cause: RefoldError) -> None:
         """The engine has stopped: every reader gets what is there, then the cause."""
@@ -103,6 +108,18 @@ class Delivery:
             self._failure = self._failure or cause
             for reader in [reader for readers in self._readers.values() for reader in readers]:
                 self._ring(reader)
+            self._moved.notify_all()
+
+    def reach(self, position: int) -> None:
+        """Wait until the outbox has every record before `position`; never in the engine's thread, which brings them.
+
+        Raises:
+            RefoldError: it never will, because the engine has stopped.
+        """
+        with self._lock:
+            self._moved.wait_for(lambda: self._position >= position or self._failure is not None)
+            if self._position < position and self._failure is not None:
+                raise self._failure.with_traceback(None)
 
     def find(self, request_id: str) -> Output | None:
         """The output of a request, if the outbox still has it."""
@@ -211,7 +228,7 @@ class Trail:
         records = self._records
         while records and records[0].position < position:
             record = records.popleft()
-            self._delivery.deliver(record.events)
+            self._delivery.deliver(record.position, record.events)
             if record.ask is not None:
                 self.reply(record.ask)
 

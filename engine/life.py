@@ -1,6 +1,5 @@
 """One life of an engine on a journal: begun by opening it, ended by closing it or by a failure."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
 from refold.engine.shared_fate import warn_if_shared
 from refold.engine.snapshotting import SnapshotKeeper
+from refold.engine.spared import SparedRecords
 from refold.engine.submissions import Desk
 from refold.gpu.batch import Worker
 from refold.gpu.loading import Loading
@@ -33,8 +33,6 @@ from refold.scheduler.fold import fold_all
 from refold.scheduler.snapshot import Folded
 from refold.scheduler.state import State
 
-_OUTBOX_PATIENCE_S = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Life:
@@ -47,6 +45,7 @@ class Life:
     store: JournalStore
     owns_store: bool
     snapshots: SnapshotKeeper
+    spared: SparedRecords
     is_synced: bool
     anchor: Anchor
     audit: InlineAudit
@@ -63,32 +62,22 @@ class Life:
         Raises:
             NotFound: there is no such request.
             Rejected: it was redacted.
+            RefoldError: the engine stopped before anybody knew.
         """
-        delivery = self.core.delivery
-        output = delivery.find(request_id)
+        output = self.core.delivery.find(request_id)
         if output is None:
-            output = find_output(self.store, self.stream, request_id, self.core.durable_position)
-            if output.finish_reason is None:
-                output = self._live(request_id) or output
+            position = self.core.catch_up()
+            output = self.core.delivery.find(request_id)
+            # The outbox has forgotten none of these that goes on, so the journal's copy of one is complete.
+            output = output or find_output(self.store, self.stream, request_id, position)
         return unredacted(output)
-
-    def _live(self, request_id: str) -> Output | None:
-        """The outbox's output of a request that is on disk and goes on: the outbox learns of a record a moment after the disk has it.
-
-        The journal's own would never get another token, and who waits for it would wait for ever.
-        """
-        until_s = time.monotonic() + _OUTBOX_PATIENCE_S
-        while (found := self.core.delivery.find(request_id)) is None and self.core.cause is None:
-            if time.monotonic() > until_s:
-                break
-            time.sleep(0.001)
-        return found
 
     def end(self, reason: str = CLOSED) -> None:
         """Finish what is in flight, close the journal in order, free everything. A model that is still loaded is given up on."""
         self.core.stop(reason)
         self.loading.give_up()
         self.core.join()
+        self.spared.close()
         self.snapshots.close(self._last if self.core.cause is None else None)
         self.anchor.close()
         self.audit.close()
@@ -182,7 +171,7 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
     store = given_store or _open_store(args.journal)
     audit = InlineAudit(store, args.stream, args.journal if args.audit else None)
     try:
-        core, recovery, snapshots, anchor = _start(args, store, prepared, audit)
+        core, recovery, snapshots, spared, anchor = _start(args, store, prepared, audit)
     except BaseException:
         audit.close()
         if given_store is None:
@@ -190,9 +179,8 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
         raise
     is_synced = args.durability == "synced"
     owns = given_store is None
-    return Life(
-        args.stream, prepared.desk, core, recovery, store, owns, snapshots, is_synced, anchor, audit, prepared.loading
-    )
+    desk, loading = prepared.desk, prepared.loading
+    return Life(args.stream, desk, core, recovery, store, owns, snapshots, spared, is_synced, anchor, audit, loading)
 
 
 def _open_store(url: str) -> JournalStore:
@@ -202,18 +190,22 @@ def _open_store(url: str) -> JournalStore:
 
 def _start(
     args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit
-) -> tuple[EngineCore, Recovery, SnapshotKeeper, Anchor]:
+) -> tuple[EngineCore, Recovery, SnapshotKeeper, SparedRecords, Anchor]:
     desk = prepared.desk
     head = store.open_stream(args.stream)
     anchor = Anchor(args.stream, args.anchor, args.anchor_every_s, args.anchor_key)
     anchor.check(store, head)
     base, recovery = fold_journal(store, args.stream, head)
+    spared = SparedRecords(store, args.stream, head, recovery.from_snapshot)
+    spared.check_few()
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
     state, outbox, totals = base.folded
     if prepared.is_worker_inside:
         warn_if_shared(state, was_closed=recovery.was_closed)
-    core = EngineCore(state, Delivery(outbox), totals, prepared.make_worker, args.durability, args.session_idle_s)
+    core = EngineCore(
+        state, Delivery(outbox, base.head.position), totals, prepared.make_worker, args.durability, args.session_idle_s
+    )
 
     def on_durable(position: int) -> None:
         core.on_durable(position)
@@ -228,4 +220,5 @@ def _start(
         writer.close()
         snapshots.close(None)
         raise
-    return core, recovery, snapshots, anchor
+    spared.check_many(core.on_journal_failed)
+    return core, recovery, snapshots, spared, anchor

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from refold.engine.checked import short
-from refold.engine.config import EngineArgs, EngineOptions, as_url
+from refold.engine.config import PROCESS_TIMEOUTS, EngineArgs, EngineOptions, as_url
 from refold.engine.life import Life, Prepared, begin, prepare
 from refold.engine.messages import CLOSED, INTERRUPTED, EngineStopped
 from refold.engine.models import MakeWorker, Text
@@ -48,6 +48,11 @@ class Lifecycle:
             raise Rejected(
                 "worker is 'process' and make_worker is given: a worker of your own is where you make it; for a process of its "
                 "own, let make_worker return one that speaks to it, as refold.gpu.process.ProcessWorker does"
+            )
+        if make_worker is not None and (given := [name for name in PROCESS_TIMEOUTS if name in options]):
+            raise Rejected(
+                f"{given[0]} is given with make_worker: a worker of your own can't be given up from here; let it raise WorkerLost "
+                "when it takes too long"
             )
         self._given_store = journal if isinstance(journal, JournalStore) else None
         url = "memory:" if isinstance(journal, JournalStore) else as_url(journal)

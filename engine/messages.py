@@ -13,7 +13,7 @@ from refold.scheduler.state import State
 
 CLOSED = "closed"
 INTERRUPTED = "interrupted"
-"""Why an engine was closed, as the journal is told: all was well, or by Ctrl-C, with work that may not have been submitted yet."""
+"""Why an engine was closed, as the journal is told: all was well, or by Ctrl-C or SIGTERM, with work that may not have been submitted yet."""
 
 _MAX_REASON_CHARS = 500
 

@@ -41,7 +41,7 @@ class Quarantine(NamedTuple):
 def quarantined_live(life: Life) -> list[Quarantine]:
     """What is kept out of an engine that runs."""
     kept = life.core.look(_kept).result()
-    return _quarantines(life.store, life.stream, life.core.durable_position, kept)
+    return _quarantines(life.store, life.stream, life.core.settle(), kept)
 
 
 def quarantined_at_rest(url: str, stream: str = DEFAULT_STREAM) -> list[Quarantine]:

@@ -98,7 +98,7 @@ class SnapshotKeeper:
         folded, head = self._base or nearest(self._reader, self._stream, self._durable)
         goal = self._durable
         records = verified(self._reader.read(self._stream, head.position, goal), head, is_whole=False)
-        for record in self._at_ease(records):
+        for record in at_ease(records, self._closing):
             fold_record(folded, record)
             head = head_after(record)
             if self._closing.is_set():
@@ -112,20 +112,21 @@ class SnapshotKeeper:
     def _save(self, store: SnapshotStore, base: Base, *, rests: bool) -> None:
         """Save a snapshot, and let go of those that are too many."""
         folded, head = base
-        pieces = self._at_ease(pack(folded)) if rests else pack(folded)
+        pieces = at_ease(pack(folded), self._closing) if rests else pack(folded)
         store.save_snapshot(self._stream, make_snapshot(head, fold_version(), digest(folded.state), pieces))
         self.newest = head.position
         thin_out(store, self._stream)
 
-    def _at_ease(self, work: Iterable[T]) -> Iterator[T]:
-        """The same, with rests between."""
-        started_s = time.perf_counter()
-        for part in work:
-            yield part
-            spent_s = time.perf_counter() - started_s
-            if spent_s >= SLICE_S and not self._closing.is_set():
-                time.sleep(RESTS * spent_s)
-                started_s = time.perf_counter()
+
+def at_ease(work: Iterable[T], closing: threading.Event) -> Iterator[T]:
+    """The same, with rests between, until it's `closing`."""
+    started_s = time.perf_counter()
+    for part in work:
+        yield part
+        spent_s = time.perf_counter() - started_s
+        if spent_s >= SLICE_S and not closing.is_set():
+            closing.wait(RESTS * spent_s)
+            started_s = time.perf_counter()
 
 
 def thin_out(store: SnapshotStore, stream: str) -> None:

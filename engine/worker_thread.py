@@ -6,8 +6,9 @@ than it was asked, or with something that isn't an answer, is lost like one that
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from refold.engine.checked import short
 from refold.engine.logs import get_logger
 from refold.engine.messages import StepDone, WorkerFailed, WorkerMessage, WorkerReady
 from refold.engine.order_queue import OrderQueue
@@ -61,7 +62,7 @@ class WorkerThread:
             worker = self._make()
             if self._control is not None:
                 self._control(worker)
-            self._post(WorkerReady(self, worker.kind, worker.environment()))
+            self._post(WorkerReady(self, *introduction(worker)))
             self._orders.serve(worker)
             while (order := self._orders.take()) is not None:
                 self._post(StepDone(answer(worker, order)))
@@ -71,6 +72,28 @@ class WorkerThread:
         finally:
             if worker is not None:
                 _close(worker)
+
+
+def introduction(worker: Worker) -> tuple[str, dict[str, str]]:
+    """The worker's kind and environment, which are journaled.
+
+    Raises:
+        WorkerLost: they aren't texts.
+    """
+    kind, environment = worker.kind, worker.environment()
+    if not _is_text(kind):
+        raise WorkerLost(f"the worker's kind is {short(kind)}: make it a text")
+    if not isinstance(environment, Mapping):
+        raise WorkerLost(f"the worker's environment() is a {type(environment).__name__}: return a dict of texts")
+    for name, fact in environment.items():
+        if not (_is_text(name) and _is_text(fact)):
+            raise WorkerLost(f"the worker's environment() has {short(name)}: {short(fact)}: make both of them texts")
+    return kind, dict(environment)
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be journaled as a text."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def answer(worker: Worker, order: WorkOrder) -> StepOutput:

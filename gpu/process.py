@@ -231,7 +231,7 @@ def _spawn(command: list[str], theirs: socket.socket) -> subprocess.Popen[bytes]
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     environment = os.environ | {"PYTHONPATH": path}
     mask = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM}
     )  # of this thread, and so of the process that it starts
     try:
         return subprocess.Popen(  # noqa: S603 - our own program

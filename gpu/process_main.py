@@ -55,7 +55,8 @@ class _Pulse:
 
 def main() -> int:
     """Serve the engine at the other end of the socket whose number is the last argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine's alone: it finishes what is in flight, and ends us
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     channel = Channel(socket.socket(fileno=int(sys.argv[-1])))
     try:

@@ -23,7 +23,7 @@ from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.stores import sqlite_engine
 from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, look_at, schema_is_current
-from refold.journal.stores.sqlite_marks import check_marks, forget_marks, marks_of
+from refold.journal.stores.sqlite_marks import check_gone, check_marks, forget_marks, marks_of
 from refold.journal.stores.tables import VERSION_TABLE, metadata
 from refold.projections.audit import beside
 from refold.projections.audit.tables import metadata as audit_metadata
@@ -49,16 +49,18 @@ def upgrade_file(path: Path) -> bool:
 
 
 def _settle_marks(path: Path) -> None:
-    """Marks of a file that's gone mean nothing; a file that lost even its tables has lost what they mark.
+    """A file that's gone, or has lost even its tables, has lost what was acknowledged in it; a new one starts without marks.
 
     Raises:
         JournalCorrupt: it has.
     """
+    marks = marks_of(path)  # first: nobody makes marks before there is a file
     kind = look_at(path).kind
     if kind == "absent":
+        check_gone(path, marks)
         forget_marks(path)
     elif kind == "empty":
-        check_marks(path, marks_of(path), {})
+        check_marks(path, marks, {})
 
 
 def upgrade_read_model(path: Path) -> None:

@@ -23,7 +23,8 @@ A verb that reads takes the journal as its last argument; without one it takes $
 
 \b
 Exit status: 0 fine, 1 violated or not found, 2 usage or rejected input, 3 journal unreadable, damaged or foreign,
-4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 130 interrupted."""
+4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 130 interrupted,
+143 terminated."""
 
 
 class Verb(NamedTuple):
@@ -68,11 +69,12 @@ VERBS = {
 
 
 class Settings:
-    """What holds for one run of the command."""
+    """What holds for one run of the command. `command`: with its verb, once that is known."""
 
-    __slots__ = ("debug",)
+    __slots__ = ("command", "debug")
 
     def __init__(self) -> None:
+        self.command = "refold"
         self.debug = os.environ.get("REFOLD_DEBUG", "") not in {"", "0"}
 
 
@@ -100,6 +102,8 @@ class VerbGroup(click.Group):
             close = get_close_matches(name, VERBS, n=1)
             guess = f"; did you mean `refold {close[0]}`?" if close else f"; the verbs are {', '.join(VERBS)}"
             raise click.UsageError(f"no verb {name!r}{guess}", ctx)
+        if name in VERBS:
+            ctx.obj.command = f"refold {name}"
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -123,7 +127,7 @@ class VerbGroup(click.Group):
         except click.exceptions.Exit as error:
             status = error.exit_code
         except BaseException as error:  # noqa: BLE001 - the last frame: nothing may pass it as a traceback
-            status = report(error, debug=settings.debug)
+            status = report(error, debug=settings.debug, command=settings.command)
         sys.exit(status)
 
 

@@ -107,7 +107,7 @@ def _write(records: Iterator[CapsuleRecord], target: str) -> None:
             store.append("main", batch)
     except RefoldError:
         store.close()
-        for suffix in ("", "-wal", "-shm", ".lock"):
+        for suffix in ("", "-wal", "-shm", ".lock", ".mark"):
             Path(f"{target}{suffix}").unlink(missing_ok=True)
         raise
     store.close()

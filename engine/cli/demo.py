@@ -135,7 +135,13 @@ def _fresh_folder(keep: Path | None) -> Path:
     if keep is not None and (folder / JOURNAL).exists():
         raise Complaint(f"{folder / JOURNAL} exists already", "give --keep another folder, or delete the file", USAGE)
     _refuse_owned(folder / JOURNAL)
-    for name in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", f"{JOURNAL}.lock", BEFORE, AFTER, CHILD_LOG):
+    for name in (
+        JOURNAL,
+        *(f"{JOURNAL}{suffix}" for suffix in ("-wal", "-shm", ".lock", ".mark")),
+        BEFORE,
+        AFTER,
+        CHILD_LOG,
+    ):
         (folder / name).unlink(missing_ok=True)
     return folder
 

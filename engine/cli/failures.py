@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from refold.engine.history.replay import Contradiction
 
-NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 5, 70, 130, 141
+NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 3, 4, 5, 70, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
+_HELP = "`{} --help` shows the options and examples"
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
 _POSTGRESQL_LOCKED = "55P03"
 
@@ -55,14 +56,14 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
     (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
     (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
     (JournalError, _Blame(UNREADABLE, "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db")),
-    (Rejected, _Blame(USAGE, "correct the value and try again")),
+    (Rejected, _Blame(USAGE, _HELP)),
     (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),
     (InvariantViolation, _Blame(BUG, "this is a bug of refold: `refold verify` on the journal reproduces it")),
 )
 
 
-def report(error: BaseException, *, debug: bool) -> int:
-    """Say on stderr what went wrong; returns the exit status."""
+def report(error: BaseException, *, debug: bool, command: str = "refold") -> int:
+    """Say on stderr what went wrong with `command`; returns the exit status."""
     if isinstance(error, BrokenPipeError):
         _silence_stdout()
         return PIPE_CLOSED
@@ -70,7 +71,7 @@ def report(error: BaseException, *, debug: bool) -> int:
         import traceback
 
         traceback.print_exception(error)
-    line, hint, status = explain(error)
+    line, hint, status = explain(error, command)
     with contextlib.suppress(OSError, ValueError):
         if line:
             sys.stderr.write(f"refold: {_one_line(line)}\n")
@@ -89,8 +90,8 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def explain(error: BaseException) -> tuple[str, str, int]:
-    """The line, the hint and the exit status of an error."""
+def explain(error: BaseException, command: str = "refold") -> tuple[str, str, int]:
+    """The line, the hint and the exit status of an error of `command`, such as `refold run`."""
     if isinstance(error, Complaint):
         return str(error), error.hint, error.status
     if isinstance(error, click.ClickException):
@@ -105,7 +106,7 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         if isinstance(error, kind):
             if blame.status == UNREADABLE and _is_locked(error):
                 return str(error), "wait for the other program, or stop it", OWNED
-            return str(error), blame.hint, blame.status
+            return str(error), blame.hint.format(command), blame.status
     if isinstance(error, MemoryError):
         return "out of memory", "ask for fewer blocks or shorter prompts", BUG
     what = f"{type(error).__name__}: {error}"
@@ -145,7 +146,7 @@ def _explain_usage(error: click.ClickException) -> tuple[str, str, int]:
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "refold"
     message = error.format_message()
-    return message[:1].lower() + message[1:], f"`{path} --help` shows the options and examples", USAGE
+    return message[:1].lower() + message[1:], _HELP.format(path), USAGE
 
 
 def _is_locked(error: BaseException) -> bool:

@@ -114,6 +114,7 @@ def command(
         raise click.UsageError(
             "--follow goes on for ever: leave out --reverse, --until and --before", click.get_current_context()
         )
+    _refuse_backwards(since, until, after, before)
     wanted = Wanted(request_id, step, _kinds(kind))
     stop = None if until is None else until + 1
     names = Names()
@@ -139,6 +140,16 @@ def command(
             raise unknown_request(request_id, names.similar(request_id))
         if end == walk.end:
             tell_if_cut(journal, end - 1, is_open=walk.is_open)
+
+
+def _refuse_backwards(since: int, until: int | None, after: int | None, before: int | None) -> None:
+    """A range that ends before it begins would look like a journal in which nothing happened."""
+    if until is not None and until < since:
+        raise click.UsageError(f"--since {since} is behind --until {until}: swap them", click.get_current_context())
+    if after is not None and before is not None and before < after:
+        raise click.UsageError(
+            f"--after {clock(after)} is later than --before {clock(before)}: swap them", click.get_current_context()
+        )
 
 
 def _within(

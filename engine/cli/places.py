@@ -4,10 +4,12 @@ from typing import Any, Literal, NamedTuple
 
 import click
 
+from refold.engine.cli.console import clock
 from refold.engine.cli.failures import NOT_SO, Complaint
 from refold.engine.cli.times import parse_time
 from refold.engine.cli.typed import typed
 from refold.engine.history.timeline import Timeline
+from refold.engine.history.times import record_at
 from refold.journal.errors import NotFound
 
 _MAX = 1 << 62
@@ -51,7 +53,7 @@ PLACE = PlaceType()
 
 
 def position_of(timeline: Timeline, place: Place | None, journal: str) -> int:
-    """The position of a place; of the last record without one. -1: the journal is empty, or began later.
+    """The position of a place; of the last record without one. -1: the journal is empty.
 
     Raises:
         Complaint: there is no such place.
@@ -60,7 +62,12 @@ def position_of(timeline: Timeline, place: Place | None, journal: str) -> int:
     if place is None or place.kind == "end":
         return length - 1
     if place.kind == "time":
-        return timeline.position_of_time(place.value)
+        position = timeline.position_of_time(place.value)
+        if position < 0 < length:
+            first = clock(record_at(timeline.reader, 0, timeline.stream).time_ns)
+            first_hint = f"`{typed('show', journal, options=('--at', 0))}` shows the state after it"
+            raise Complaint(f"time {clock(place.value)}: the first record was made at {first}", first_hint, NOT_SO)
+        return position
     if place.kind == "position":
         if place.value >= length:
             end = f"the last record is at {length - 1}" if length else "the journal is empty"

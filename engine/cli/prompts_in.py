@@ -1,6 +1,6 @@
 """Prompts from the command line, a file or stdin, before any engine is opened.
 
-A file (or stdin) has one prompt per line. A line that starts with `{` is a JSON object:
+A file (or stdin) has one prompt per line. A line that starts with `{`, blanks apart, is a JSON object:
 
     {"prompt": "Why is the sky blue?", "sampling": {"max_tokens": 20, "temperature": 0.7}}
     {"messages": [{"role": "user", "content": "Hello"}], "request_id": "hello-1", "priority": 1}
@@ -140,7 +140,7 @@ def _add_lines(prompts: Prompts, data: bytes, source: str, sampling: dict[str, A
         place = f"{source} line {number}"
         try:
             line = _decoded(ended.removesuffix(b"\r"))
-            if line.startswith("{"):
+            if line.lstrip().startswith("{"):
                 prompts.add(_from_json(line, place, sampling))
             elif line.strip():
                 prompts.add(Asked(place, line, common))

@@ -1,7 +1,6 @@
 """`refold run`: generate text, and keep the journal."""
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from refold.engine.cli.console import (
     reading,
     verb,
 )
-from refold.engine.cli.failures import BUG, INTERRUPTED, USAGE, Complaint, explain
+from refold.engine.cli.failures import BUG, USAGE, Complaint, explain
+from refold.engine.cli.interrupts import in_words, once_is_enough, terminable
 from refold.engine.cli.sampling_in import sampling_options, taken_sampling
 from refold.engine.cli.submission import Submission, is_memory
 from refold.engine.cli.typed import typed
@@ -105,8 +105,9 @@ def command(
         raise SystemExit(USAGE)
     if not read:
         _require_journal(journal)
+    _tell_kind(journal)
     _warn_of_copies(submission.asked)
-    with _explained(submission), engine.open(await_worker=False), _impatient():
+    with terminable(), _explained(submission), engine.open(await_worker=False), _impatient():
         assert engine.recovery is not None
         _report_recovery(engine.recovery)
         _tell_quarantine(engine, journal)
@@ -121,13 +122,14 @@ def command(
 
 @contextlib.contextmanager
 def _explained(submission: Submission) -> Iterator[None]:
-    """Ctrl-C, or a worker that can't be kept alive, closes the engine; then this says how to go on."""
+    """Ctrl-C, SIGTERM, or a worker that can't be kept alive, closes the engine; then this says how to go on."""
     from refold.journal.errors import WorkerLost
 
     try:
         yield
-    except KeyboardInterrupt:
-        raise Complaint("interrupted", submission.how_to_go_on(), INTERRUPTED) from None
+    except KeyboardInterrupt as interrupt:
+        line, status = in_words(interrupt)
+        raise Complaint(line, submission.how_to_go_on(), status) from None
     except WorkerLost as error:
         raise Complaint(str(error), submission.how_to_go_on(), BUG) from error
 
@@ -145,18 +147,32 @@ def _require_journal(journal: str) -> None:
         raise _nothing_to_do() from error
 
 
+def _tell_kind(journal: str) -> None:
+    """Say what becomes of an empty folder: whoever names one may have meant a file in it."""
+    from refold.journal.stores.location import file_path, locate
+    from refold.journal.stores.segments.folder import look_at
+
+    location = locate(journal)
+    if location.kind == "segments" and look_at(file_path(location)) == "empty":
+        note(
+            f"{named(journal)} is an empty folder: it becomes a journal of segment files; for one file, name {named(journal)}/refold.db"
+        )
+
+
 def _nothing_to_do() -> Complaint:
     return Complaint("no prompt, and nothing unfinished in the journal", 'give a prompt: `refold run "Hello"`')
 
 
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """While the engine closes, a second Ctrl-C ends the process at once. The journal survives that, as it survives a kill."""
+    """While the engine closes, a second Ctrl-C or SIGTERM ends the process at once. The journal survives that, as it survives a kill."""
     try:
         yield
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        note("interrupted: closing the journal when the steps in flight are done; once more ends it at once")
+    except KeyboardInterrupt as interrupt:
+        once_is_enough()
+        note(
+            f"{in_words(interrupt)[0]}: closing the journal when the steps in flight are done; once more ends it at once"
+        )
         raise
 
 
@@ -244,7 +260,7 @@ def _passes(attempt: Callable[[], object], asked: "Asked", printer: "Printer") -
     try:
         attempt()
     except Rejected as error:
-        line, hint, _ = explain(error)
+        line, hint, _ = explain(error, "refold run")
         printer.reject(asked.place, line, hint)
         return False
     return True

@@ -96,7 +96,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("head", report["head"]),
         (
             "time",
-            f"{clock(report['oldest_ns'])} to {clock(report['newest_ns'])}, {count(report['engine_epoch'], 'life', 'lives')}",
+            f"{clock(report['oldest_ns'])} to {clock(report['newest_ns'])}, {_lives_in_words(report)}",
         ),
         (
             "requests",
@@ -120,6 +120,13 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         for a in report["archives"]
     ]
     return lines
+
+
+def _lives_in_words(report: dict[str, Any]) -> str:
+    """Verbs that write open a journal as well as engines do: which it was, only the events tell."""
+    if not report["events"]:
+        return f"opened for writing {count(report['engine_epoch'], 'time')}"
+    return count(report["events"].get("EngineOpened", {"num_events": 0})["num_events"], "life", "lives")
 
 
 def _bytes_in_words(sizes: dict[str, int], per_token: float | None) -> str:

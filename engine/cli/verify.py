@@ -15,7 +15,8 @@ from refold.engine.history.heads import ExportedHead, check_root, export, read_h
 from refold.engine.history.plain import count
 from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
-from refold.journal.errors import JournalCorrupt
+from refold.journal.errors import JournalCorrupt, Rejected
+from refold.journal.record import Head
 from refold.journal.store import DEFAULT_STREAM
 from refold.scheduler.laws import LAWS
 
@@ -72,8 +73,16 @@ def _kept_head(text: str | None, key: Path | None) -> ExportedHead | None:
     if text is None or not Path(text).is_file():
         if key is not None:
             raise Complaint("--key needs a --head in a file, which it signed", "`refold head --key` writes one")
-        return None if text is None else export(DEFAULT_STREAM, parse_head(text), 0)
+        return None if text is None else export(DEFAULT_STREAM, _head_in_words(text), 0)
     return read_head(Path(text), key)
+
+
+def _head_in_words(text: str) -> Head:
+    try:
+        return parse_head(text)
+    except Rejected as error:
+        what = f"--head {text[:80]!r} is no file, and no POSITION:HASH with 64 hexadecimal digits"
+        raise Complaint(what, "`refold head` writes such a file, and `refold verify` prints a POSITION:HASH") from error
 
 
 def _success(verdict: Verdict) -> dict[str, Any]:

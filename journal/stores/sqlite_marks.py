@@ -92,7 +92,23 @@ def check_marks(journal: Path, marks: Mapping[int, tuple[int, bytes]], heads: Ma
             )
 
 
+def check_gone(journal: Path, marks: Mapping[int, tuple[int, bytes]]) -> None:
+    """Nothing was acknowledged in a file that isn't there.
+
+    Raises:
+        JournalCorrupt: something was; kind `truncated`.
+    """
+    acknowledged = max((position for position, _ in marks.values()), default=0)
+    if acknowledged:
+        raise JournalCorrupt(
+            f"{journal} is gone, but records up to {acknowledged} were acknowledged here: put it back, or remove "
+            f"{mark_file(journal)} too to begin a new journal",
+            position=0,
+            kind="truncated",
+        )
+
+
 def forget_marks(journal: Path) -> None:
-    """There's no journal any more, or a new one."""
+    """There's no journal any more, and its marks say nothing."""
     with contextlib.suppress(OSError):
         mark_file(journal).unlink()

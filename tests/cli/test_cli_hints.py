@@ -356,3 +356,61 @@ def test_bare_refold_is_a_question_for_help() -> None:
     result = refold()
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == refold("--help").stdout
+
+
+# -- what a message says to do ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.db"
+    write_journal(path, eventful_lives()[0])
+    return path
+
+
+def told(*arguments: object) -> tuple[str, str]:
+    """The line and the hint of a refusal."""
+    done = refold(*arguments)
+    assert done.exit_code in {1, 2}, done.stdout
+    line, hint = done.stderr.splitlines()
+    return line.removeprefix("refold: "), hint.removeprefix("  hint: ")
+
+
+def test_a_value_that_is_refused_leads_to_the_help_of_its_verb(tmp_path: Path) -> None:
+    line, hint = told("run", "--model", "nope", "--journal", tmp_path / "x.db", "hi")
+    assert line.startswith("unknown model 'nope': name ")
+    assert hint == "`refold run --help` shows the options and examples"
+
+
+def test_a_time_before_the_first_record_is_answered_with_the_time_of_that(small: Path) -> None:
+    line, hint = told("show", "--at", "time:2020-01-01", small)
+    assert line == "time 2020-01-01T00:00:00.000Z: the first record was made at 2026-09-21T14:13:20.000Z"
+    assert hint == f"`refold show --at 0 {small}` shows the state after it"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        (("--since", 10, "--until", 5), "--since 10 is behind --until 5: swap them"),
+        (
+            ("--after", "2026-12-01", "--before", "2026-01-01"),
+            "--after 2026-12-01T00:00:00.000Z is later than --before 2026-01-01T00:00:00.000Z: swap them",
+        ),
+    ],
+)
+def test_a_range_that_ends_before_it_begins_is_refused(small: Path, bounds: tuple[object, ...], said: str) -> None:
+    assert told("log", *bounds, small)[0] == said
+    assert refold("log", "--since", 5, "--until", 5, small).stdout.startswith("      5  ")
+
+
+def test_a_head_that_is_no_file_is_said_to_be_none(small: Path) -> None:
+    line, hint = told("verify", "--head", "nofile", small)
+    assert line == "--head 'nofile' is no file, and no POSITION:HASH with 64 hexadecimal digits"
+    assert hint == "`refold head` writes such a file, and `refold verify` prints a POSITION:HASH"
+
+
+def test_an_empty_folder_in_the_place_of_a_journal_is_told_what_it_becomes(tmp_path: Path) -> None:
+    arguments = ("run", "--model", "simulated", "--max-tokens", "2", "--journal", tmp_path, "hi")
+    said = f"{tmp_path} is an empty folder: it becomes a journal of segment files; for one file, name {tmp_path}/refold.db\n"
+    assert refold(*arguments).stderr.startswith(said)
+    assert "empty folder" not in refold(*arguments).stderr

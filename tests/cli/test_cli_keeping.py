@@ -35,8 +35,24 @@ def test_stat_tells_a_journal_in_numbers(journal: Path) -> None:
     done = refold("stat", journal)
     assert done.exit_code == 0
     head = open_reader(str(journal)).head()
-    for word in (f"{head.position} records", "2 lives", "7, 7 finished", "none", "per generated token", "a day"):
+    for word in (
+        f"{head.position} records",
+        "opened for writing 2 times",
+        "7, 7 finished",
+        "none",
+        "per generated token",
+        "a day",
+    ):
         assert word in done.stdout, word
+
+
+def test_stat_counts_lives_of_engines_and_not_what_else_opened_the_journal(journal: Path, tmp_path: Path) -> None:
+    assert refold("redact", journal, "req-1").exit_code == 0
+    assert refold("archive", "--until", "10", "--to", tmp_path / "old", journal).exit_code == 0
+    said = refold("stat", journal).stdout
+    assert "opened for writing 3 times" in said
+    assert " lives" not in said
+    assert "2 lives" in refold("stat", "--events", journal).stdout
 
 
 def test_stat_as_json_is_what_the_journal_holds(journal: Path) -> None:

@@ -1,6 +1,7 @@
 """`refold run`: what it prints, what it keeps, and how it goes on after a kill."""
 
 import asyncio
+import os
 import signal
 import time
 
@@ -164,6 +165,25 @@ def test_after_ctrl_c_the_same_command_submits_nothing_twice_though_all_that_was
     assert refold("run", *arguments).stdout != again.stdout, "that run is done: who asks again wants it again"
 
 
+def test_sigterm_ends_a_run_in_good_order_as_ctrl_c_does(tmp_path):
+    path = tmp_path / "x.db"
+    model = ("--model", "simulated?eos=-1&step_ms=5", "--worker", "process")
+    child = process("run", *model, "--journal", str(path), "--max-tokens", "2000", "one", start_new_session=True)
+    wait_for_tokens(path, 5)
+    os.killpg(child.pid, signal.SIGTERM)  # as systemd does: to everybody
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == 143, stderr
+    told = stderr.decode().splitlines()
+    assert told[-3] == "terminated: closing the journal when the steps in flight are done; once more ends it at once"
+    assert told[-2] == "refold: terminated"
+    assert told[-1].startswith(
+        "  hint: the journal is whole: `refold run --model 'simulated?eos=-1&step_ms=5' --journal"
+    )
+    (closed,) = rows(refold("log", "--json", "--kind", "EngineClosed", path).stdout)
+    assert closed["event"]["reason"] == "interrupted"
+    assert "WorkerLost" not in refold("log", "--json", path).stdout
+
+
 def wait_for_tokens(path, num_tokens, timeout=30):
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -266,3 +286,12 @@ def test_greedy_completions_of_one_prompt_are_said_to_be_alike(journal):
     assert greedy.exit_code == 0
     assert "the 2 completions of a prompt are alike; give `--temperature 0.8`" in greedy.stderr
     assert "alike" not in drawn.stderr
+
+
+def test_blanks_before_an_object_in_a_file_of_prompts_make_no_text_of_it(journal, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(' {"prompt": "one", "request_id": "a"}\n\t{"prompt": "two", "request_id": "b"}\n { no object\n')
+    done = run(journal, "--file", file, "--max-tokens", 2, "--json")
+    assert done.exit_code == 2
+    assert [row["request_id"] for row in rows(done.stdout) if "request_id" in row] == ["a", "b"]
+    assert f"{file} line 3" in done.stderr

@@ -237,7 +237,7 @@ def delivery_with(request_id: str) -> Delivery:
     delivery = Delivery(Outbox())
     sampling = Sampling(seed=0, max_tokens=9)
     delivery.deliver(
-        [RequestSubmitted(handle=1, request_id=request_id, prompt_token_ids=[1], sampling=sampling, arrival_ns=0)]
+        0, [RequestSubmitted(handle=1, request_id=request_id, prompt_token_ids=[1], sampling=sampling, arrival_ns=0)]
     )
     return delivery
 
@@ -257,7 +257,7 @@ def test_a_reader_is_rung_once_until_it_looks() -> None:
     reader = attach(delivery, rings.append)
     delivery.take(reader)
     for index in range(5):
-        delivery.deliver([token(index)])
+        delivery.deliver(1, [token(index)])
     assert len(rings) == 2
     chunk = delivery.take(reader)
     assert chunk is not None
@@ -268,7 +268,7 @@ def test_a_reader_is_rung_once_until_it_looks() -> None:
 def test_a_reader_that_finds_tokens_and_the_engine_s_end_at_one_ring_hears_of_both() -> None:
     delivery, rings = delivery_with("a"), []
     reader = attach(delivery, rings.append)
-    delivery.deliver([token(0)])
+    delivery.deliver(1, [token(0)])
     delivery.fail(JournalError("the disk is full"))
     assert len(rings) == 1
     assert delivery.take(reader) is not None
@@ -285,21 +285,21 @@ def test_a_ring_that_fails_loses_its_reader_and_no_other() -> None:
     attach(delivery, fails)
     reader = attach(delivery, rings.append)
     delivery.take(reader)
-    delivery.deliver([token(0)])
+    delivery.deliver(1, [token(0)])
     assert len(rings) == 2
 
 
 def test_the_outbox_refuses_a_gap_a_repeat_and_a_token_after_the_end() -> None:
     for index in (1, -1):
         with pytest.raises(AssertionError):
-            delivery_with("a").deliver([token(index)])
+            delivery_with("a").deliver(1, [token(index)])
     delivery = delivery_with("a")
-    delivery.deliver([token(0)])
+    delivery.deliver(1, [token(0)])
     with pytest.raises(AssertionError, match="index 0, expected 1"):
-        delivery.deliver([token(0)])
-    delivery.deliver([RequestFinished(handle=1, reason="stop", num_output_tokens=1)])
+        delivery.deliver(1, [token(0)])
+    delivery.deliver(1, [RequestFinished(handle=1, reason="stop", num_output_tokens=1)])
     with pytest.raises(AssertionError, match="after its end"):
-        delivery.deliver([token(1)])
+        delivery.deliver(1, [token(1)])
 
 
 def test_closing_waits_for_no_reader() -> None:

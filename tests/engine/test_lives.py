@@ -291,6 +291,9 @@ def test_a_worker_that_never_comes_refuses_newcomers_only_if_the_model_is_unfit(
             engine.await_worker()
     finished = [e for e in lawful_events(open_reader(journal)) if isinstance(e, RequestFinished)]
     assert {e.reason: 1 for e in finished} == ends
+    (*_, closed) = lawful_events(open_reader(journal))
+    assert isinstance(closed, EngineClosed)
+    assert closed.reason == str(unfit)
     assert all(e.message == "the weights are torn" for e in finished)
     with Engine(MODEL, journal) as engine:
         assert engine.unfinished() == (["older"] if ends else ["older", "newcomer"])

@@ -42,6 +42,7 @@ def test_each_turn_s_text_starts_afresh_wherever_its_reader_does() -> None:
     text, delivery = Tokenizer(inner, None, {}), Delivery(Outbox())
     sampling = Sampling(seed=0, max_tokens=2)
     delivery.deliver(
+        0,
         [
             RequestSubmitted(
                 handle=0, request_id="s", prompt_token_ids=[1], sampling=sampling, arrival_ns=0, resumable=True
@@ -51,7 +52,7 @@ def test_each_turn_s_text_starts_afresh_wherever_its_reader_does() -> None:
             SessionExtended(handle=0, token_ids=[1], sampling=sampling),
             OutputDelivered(step=1, handles=[0], token_ids=[0, 0], first_output_indices=[2], counts=[2]),
             RequestFinished(handle=0, reason="length", num_output_tokens=4),
-        ]
+        ],
     )
     output = delivery.find("s")
     assert output is not None

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from refold import Engine, SamplingParams
-from refold.engine import folding, snapshotting
+from refold.engine import folding, snapshotting, spared
 from refold.engine.folding import Base, beginning, head_before, nearest, snapshot_of
 from refold.engine.history.replay import replay, state_at
 from refold.engine.opening import fold_journal, fold_on
 from refold.engine.snapshotting import SnapshotKeeper
-from refold.journal.errors import JournalError, NotFound
+from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.record import Head
 from refold.journal.snapshots import Snapshot
 from refold.journal.stores import open_reader, open_store
@@ -290,3 +290,62 @@ def test_the_head_before_a_position_is_the_one_that_was_there(journal: str) -> N
     assert [head_before(reader, "main", position) for position in range(len(heads))] == heads
     with pytest.raises(JournalError):
         head_before(reader, "main", len(heads))
+
+
+# -- what a snapshot spares -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> str:
+    """A journal that opens by a snapshot, and has an old record that isn't what was written."""
+    journal = str(tmp_path / "engine.db")
+    serve(journal, 0, 12)
+    edit(journal)
+    return journal
+
+
+def edit(journal: str) -> None:
+    with sqlite3.connect(journal) as connection:
+        connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 5")
+
+
+def test_an_engine_does_not_open_on_a_journal_whose_old_records_were_changed(edited: str) -> None:
+    num_records = open_reader(edited).head().position
+    with pytest.raises(JournalCorrupt, match="record 5 ") as caught, Engine(MODEL, edited):
+        pass
+    assert (caught.value.position, caught.value.kind) == (5, "edited")
+    assert open_reader(edited).head().position == num_records
+
+
+def test_an_engine_on_a_long_journal_opens_at_once_and_stops_when_a_changed_record_is_found(
+    edited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spared, "FEW_RECORDS", 8)
+    engine = Engine(SLOW, edited).open()
+    with pytest.raises(JournalCorrupt, match=r"record 5 .*restore a backup"):
+        engine.run([[1]], SamplingParams(seed=1, max_tokens=4000))
+    engine.close()
+
+
+def test_a_long_journal_that_is_whole_is_checked_beside_the_engine_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spared, "FEW_RECORDS", 8)
+    journal = str(tmp_path / "engine.db")
+    serve(journal, 0, 12)
+    with Engine(MODEL, journal) as engine:
+        thread = engine._live().spared._thread
+        assert thread is not None
+        thread.join(10)
+        assert not thread.is_alive()
+        engine.run([[1]], SamplingParams(seed=1, max_tokens=20))
+
+
+def test_an_engine_that_closes_does_not_wait_for_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spared, "FEW_RECORDS", 8)
+    monkeypatch.setattr(snapshotting, "SLICE_S", 0.0)
+    monkeypatch.setattr(snapshotting, "RESTS", 10_000)
+    journal = str(tmp_path / "engine.db")
+    serve(journal, 0, 12)
+    with Engine(MODEL, journal) as engine:
+        engine.run([[1]], SamplingParams(seed=1, max_tokens=2))

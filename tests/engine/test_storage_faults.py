@@ -2,6 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -139,6 +142,60 @@ def test_a_submission_is_acknowledged_when_it_is_on_disk() -> None:
         client.join(10)
         assert acknowledged == ["a"]
         engine.wait(["a"])
+
+
+def resumed(engine: Engine, request_id: str) -> list[Delta]:
+    return asyncio.run(collect(engine.resume(request_id)))
+
+
+@contextmanager
+def on_its_way(engine: Engine, store: FaultyStore) -> Iterator[ThreadPoolExecutor]:
+    """Request `a` is decided, and the disk stands still; some threads beside."""
+    with ThreadPoolExecutor(3) as threads:
+        store.gate.clear()
+        threads.submit(engine.enqueue, [1], SAMPLING, request_id="a")
+        try:
+            eventually(lambda: engine.knows("a"))
+            yield threads
+        finally:
+            store.gate.set()
+
+
+def test_who_asks_for_a_request_that_is_on_its_way_to_the_disk_waits_for_it() -> None:
+    store = FaultyStore(MemoryStore())
+    with Engine(MODEL, store) as engine, on_its_way(engine, store) as threads:
+        stream = threads.submit(resumed, engine, "a")
+        with pytest.raises(TimeoutError):
+            stream.result(0.1)
+        store.gate.set()
+        assert joined(stream.result(10)) == must_produce([1], SAMPLING)
+
+
+def test_who_asks_while_the_disk_knows_more_than_the_outbox_waits_for_the_outbox_however_long_that_takes() -> None:
+    store, hold = FaultyStore(MemoryStore()), threading.Event()
+    with Engine(MODEL, store) as engine, on_its_way(engine, store) as threads:
+        core = engine._live().core
+        threads.submit(core.look(lambda _: hold.wait(20)).result)  # the engine's thread is busy from here on
+        store.gate.set()
+        eventually(lambda: "a" in durable_outputs(store).by_id)
+        assert core.delivery.find("a") is None
+        stream = threads.submit(resumed, engine, "a")
+        with pytest.raises(TimeoutError):
+            stream.result(5.5)
+        hold.set()
+        assert joined(stream.result(10)) == must_produce([1], SAMPLING)
+
+
+def test_who_waits_for_a_request_hears_of_a_disk_that_fails_meanwhile() -> None:
+    store = FaultyStore(MemoryStore())
+    with Engine(MODEL, store) as engine, on_its_way(engine, store) as threads:
+        stream = threads.submit(resumed, engine, "a")
+        with pytest.raises(TimeoutError):
+            stream.result(0.1)
+        store.fail_from_position = 0
+        store.gate.set()
+        with pytest.raises(JournalError, match="the disk is full"):
+            stream.result(10)
 
 
 def test_the_computing_waits_for_a_disk_that_is_too_far_behind() -> None:

@@ -141,6 +141,8 @@ def test_a_worker_that_dies_of_every_step_stops_the_engine_with_the_cause_and_co
     assert len(made) == 5
     events = lawful_events(open_reader(journal))
     assert len(losses(events)) == 2, "a worker that never was ready is nobody's loss"
+    assert isinstance(events[-1], EngineClosed), "it didn't end without a word"
+    assert events[-1].reason.startswith("the worker fails at a made-up step of one token too, so it isn't the requests")
     assert not [event for event in events if isinstance(event, RequestQuarantined)]
     with pytest.raises(WorkerLost, match="so it isn't the requests"), Engine(MODEL, journal, make_worker=make):
         pass
@@ -177,6 +179,7 @@ def test_a_device_that_fails_at_everything_but_one_token_stops_the_engine_after_
     events = lawful_events(open_reader(journal))
     assert len(losses(events)) <= 16
     assert [type(event) for event in events].count(RequestQuarantined) == 4
+    assert isinstance(events[-1], EngineClosed)
     with Engine(MODEL, journal) as engine:
         assert engine.recovery is not None
         assert engine.recovery.requests == 2
@@ -249,6 +252,30 @@ def test_a_worker_that_cant_be_built_is_an_error_at_open(tmp_path: Path) -> None
         pass
     with Engine(MODEL, journal) as engine:
         assert engine.run([[1]], SamplingParams(max_tokens=2))[0].finish_reason == "length"
+
+
+NO_TEXTS = [
+    ("kind", None, "kind is None: make it a text"),
+    ("environment", lambda: {"gpus": 8}, r"environment\(\) has 'gpus': 8: make both of them texts"),
+    ("environment", lambda: {None: "a"}, r"environment\(\) has None: 'a'"),
+    ("environment", lambda: {"host": "\udce4"}, r"environment\(\) has 'host': '\\udce4'"),
+    ("environment", lambda: None, r"environment\(\) is a NoneType: return a dict of texts"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "told"), NO_TEXTS, ids=range(len(NO_TEXTS)))
+def test_a_worker_that_introduces_itself_by_no_texts_is_at_fault_and_not_refold(
+    name: str, value: object, told: str
+) -> None:
+    def make(config: EngineConfig) -> SimulatedWorker:
+        worker = SimulatedWorker(config)
+        setattr(worker, name, value)
+        return worker
+
+    journal = MemoryJournal()
+    with pytest.raises(WorkerLost, match=f"the worker's {told}"), Engine(MODEL, MemoryStore(journal), make_worker=make):
+        pass
+    assert isinstance(lawful_events(MemoryStore(journal))[-1], EngineClosed)
 
 
 def test_a_successor_that_cant_be_built_counts_as_a_loss() -> None:

@@ -133,6 +133,15 @@ def test_a_campaign_of_attacks_on_workers_loses_nothing() -> None:
     assert not seen["verdicts"]
 
 
+@pytest.mark.parametrize("name", ["step_timeout_s", "start_timeout_s"])
+def test_a_limit_that_a_worker_in_this_process_cant_be_held_to_is_refused(name: str) -> None:
+    with pytest.raises(Rejected, match=f"{name} is 5.0 with worker 'thread', which can't be given up: leave one"):
+        Engine("simulated", worker="thread", **{name: 5.0})  # type: ignore[arg-type]
+    with pytest.raises(Rejected, match=f"{name} is given with make_worker"):
+        Engine("simulated", make_worker=ProcessWorker, **{name: 5.0})  # type: ignore[arg-type]
+    Engine("simulated", worker="process", **{name: 5.0})  # type: ignore[arg-type]
+
+
 def test_a_worker_of_ones_own_is_not_said_to_be_in_a_process() -> None:
     with pytest.raises(Rejected, match="worker is 'process' and make_worker is given"):
         Engine(MODEL, make_worker=ProcessWorker, worker="process")

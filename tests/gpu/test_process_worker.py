@@ -91,7 +91,7 @@ def test_killed_while_idle_it_is_lost_at_the_next_order(make: Callable[..., Proc
     assert is_gone(worker.pid)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_killed_in_a_step_it_is_lost_with_the_signal(make: Callable[..., ProcessWorker], kind: signal.Signals) -> None:
     worker = make(config_for("simulated?step_ms=5000"))
     later(0.3, lambda: os.kill(worker.pid, kind))
@@ -260,10 +260,18 @@ def test_giving_up_on_what_loads_leaves_alone_what_has_been_loaded(make: Callabl
     assert isinstance(worker.execute(order_for(worker)), StepOutput)
 
 
-def test_ctrl_c_is_not_the_workers_however_early_it_comes() -> None:
-    program = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.2)"
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_the_whole_group_is_not_the_workers_however_early_it_comes(name: str) -> None:
+    program = f"import os, signal, time; os.kill(os.getpid(), signal.{name}); time.sleep(0.2)"
     with pytest.raises(WorkerLost, match="exit status 0"):
         ProcessWorker(config_for(), command=[sys.executable, "-c", program])
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_does_not_end_a_worker(kind: int, make: Callable[..., ProcessWorker]) -> None:
+    worker = make()
+    os.kill(worker.pid, kind)
+    assert isinstance(worker.execute(order_for(worker)), StepOutput)
 
 
 def test_a_program_that_is_not_there_is_lost() -> None:

@@ -131,6 +131,10 @@ class TestAnEndThatIsGone:
     def mark(self, left_behind: Path) -> Path:
         return left_behind.with_name(left_behind.name + ".mark")
 
+    @pytest.fixture
+    def mark_of_path(self, path: Path) -> Path:
+        return path.with_name(path.name + ".mark")
+
     def position(self, path: Path) -> int:
         reader = open_reader(str(path))
         try:
@@ -198,12 +202,31 @@ class TestAnEndThatIsGone:
             assert store.append("main", make_records(head, 1)).position == self.NUM_APPENDS
         assert self.position(left_behind) == self.NUM_APPENDS
 
-    def test_a_new_journal_in_the_place_of_a_removed_one_starts_without_marks(self, path: Path) -> None:
+    def test_a_journal_that_was_removed_without_its_mark_is_not_begun_anew(
+        self, path: Path, mark_of_path: Path
+    ) -> None:
         path.unlink()
+        told = f"{path} is gone, but records up to .* were acknowledged here: put it back, or remove {mark_of_path} too"
+        with pytest.raises(JournalCorrupt, match=told) as caught:
+            migrations.ensure(str(path))
+        assert caught.value.kind == "truncated"
+        assert not path.exists()
+
+    def test_a_new_journal_in_the_place_of_one_that_was_removed_with_its_mark_starts_at_0(
+        self, path: Path, mark_of_path: Path
+    ) -> None:
+        path.unlink()
+        mark_of_path.unlink()
         migrations.ensure(str(path))
         store = open_store(str(path))
         with contextlib.closing(store):
             assert store.open_stream().position == 0
+
+    def test_a_damaged_mark_of_a_journal_that_is_gone_is_forgotten(self, path: Path, mark_of_path: Path) -> None:
+        path.unlink()
+        mark_of_path.write_bytes(bytes(200))
+        migrations.ensure(str(path))
+        assert not mark_of_path.exists()
 
     def test_a_file_that_lost_even_its_tables_is_not_made_anew(self, path: Path) -> None:
         path.write_bytes(b"")

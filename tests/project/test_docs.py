@@ -90,6 +90,14 @@ def test_the_examples_of_the_page_run(page: str, tmp_path: Path, environment: di
         run_block(block, tmp_path, environment)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_whose_examples_name_their_requests_says_that_they_run_once(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    names = [block for block in runnable_blocks(text) if re.search(r"request_ids?=[f\"\[]", block.code)]
+    asks_first = all("engine.knows(" in block.code for block in names)
+    assert asks_first or re.search(r"(runs|is written) once", text), f"{page}: line {names[0].line}"
+
+
 def test_the_readme_is_read_in_one_go() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 

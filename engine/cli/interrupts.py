@@ -1,0 +1,44 @@
+"""SIGTERM, as service managers send it: like Ctrl-C, but for the exit status.
+
+Without this it would end the process as a kill does. The journal survives that too, but the steps in flight are lost, and whoever
+opens it next is told of an engine that ended without a word.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from refold.engine.cli.failures import INTERRUPTED, TERMINATED
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came. Whatever cleans up after Ctrl-C does so after this."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Meanwhile SIGTERM raises `Terminated`, in the main thread; in any other there are no signals to handle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def once_is_enough() -> None:
+    """From now on either signal ends the process at once."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def in_words(interrupt: KeyboardInterrupt) -> tuple[str, int]:
+    """What happened, and the exit status."""
+    return ("terminated", TERMINATED) if isinstance(interrupt, Terminated) else ("interrupted", INTERRUPTED)
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise Terminated
