@@ -269,7 +269,8 @@ def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
     requests.raise_epoch(request, deliverable)
     released = requests.forget_computed(request)
     blocks.release(state.pool, released, fence)
-    let_go_media(state, request)
+    if request.media_held:
+        let_go_media(state, request)
     return released
 
 

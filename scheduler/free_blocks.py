@@ -3,7 +3,7 @@
 Blocks that become free when a step in flight comes back are behind a fence: as good as free, one step later.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -67,9 +67,9 @@ class FreeBlocks:
         self.num_free -= len(idle)
         self._shared.update(idle)
 
-    def own(self, block_ids: Iterable[int]) -> None:
-        """Blocks that this plan has taken already: whoever shares them uses up nothing."""
-        self._shared.update(block_ids)
+    def own(self, block: int) -> None:
+        """A block that this plan has taken already: whoever shares it uses up nothing."""
+        self._shared.add(block)
 
     def release(self, block_ids: list[int], *, fenced: bool) -> None:
         """Count what a victim gives back: to the free blocks, or to the fence while a step may still write them."""

@@ -9,7 +9,7 @@ from itertools import repeat, takewhile
 
 from refold.projections.requests import Request
 from refold.scheduler.free_blocks import NO_HIT, Hit
-from refold.scheduler.scratch import Plan
+from refold.scheduler.scratch import Plan, Promise
 
 _is_block = (0).__le__  # what a look-up answers; -1 where there is none
 
@@ -30,27 +30,41 @@ def prefix_hit(plan: Plan, request: Request) -> Hit:
 
 def _known_prefix(plan: Plan, request: Request) -> list[int]:
     """The blocks with the request's hashes, in the pool or promised by this plan, up to the first that isn't there."""
-    by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
+    by_hash = plan.state.pool.block_by_hash
     hashes = request.block_hashes[: (len(request.tokens) - 1) // plan.block_size]
     num_common = _num_common(plan.known_hashes, hashes)
     known = plan.known_blocks[:num_common]
     start = len(known)
     if start < len(hashes) and hashes[start] in by_hash:
         known += takewhile(_is_block, map(by_hash.get, hashes[start:], repeat(-1)))
-    for content_hash in hashes[len(known) :] if promised else ():
-        block = by_hash.get(content_hash, promised.get(content_hash))
-        if block is None:
-            break
-        known.append(block)
     plan.known_hashes, plan.known_blocks, plan.num_known_owned = hashes, known, min(plan.num_known_owned, num_common)
+    if plan.promises and len(known) < len(hashes):
+        return _with_promises(plan, hashes, known)
     return known
+
+
+def _with_promises(plan: Plan, hashes: list[bytes], known: list[int]) -> list[int]:
+    """`known` and what follows it, in the pool or promised."""
+    by_hash, promise = plan.state.pool.block_by_hash, None
+    found = list(known)
+    for index in range(len(known), len(hashes)):
+        block = by_hash.get(hashes[index])
+        if block is None:
+            if promise is None or not promise.has(index, hashes[index]):
+                promise = plan.promises.get(hashes[index])
+            if promise is None:
+                break
+            block = promise.table[index]
+            plan.free.own(block)
+        found.append(block)
+    return found
 
 
 def _are_owned(plan: Plan, known: list[int]) -> bool:
     """Whether somebody owns each of the blocks just looked up: then they can be shared at once, and it costs no room."""
     if 0 in map(plan.state.pool.ref_counts.__getitem__, known[plan.num_known_owned :]):
         return False
-    plan.num_known_owned = len(known)
+    plan.num_known_owned = min(len(known), len(plan.known_blocks))
     return True
 
 
@@ -63,21 +77,30 @@ def _num_common(hashes: list[bytes], others: list[bytes]) -> int:
 
 def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:
     """How many of the known blocks this plan may share: up to the first that it gives away, or that is behind a fence."""
-    pool, free, promised = plan.state.pool, plan.free, plan.hashes
+    pool, free = plan.state.pool, plan.free
     for index, (content_hash, block) in enumerate(zip(request.block_hashes, known, strict=False)):
         idle = pool.ref_counts[block] == 0
-        if idle and promised.get(content_hash) == block:
-            continue  # taken by this very plan, for somebody who is about to write it
+        if idle and content_hash not in pool.block_by_hash:
+            continue  # promised: taken by this very plan, for somebody who is about to write it
         if block in free.released or (idle and (block in free.evicted or pool.is_fenced(block))):
             return index
     return len(known)
 
 
 def promise(plan: Plan, request: Request, table: list[int], start: int, end: int) -> None:
-    """Let later entries of this step share what this one is about to fill with known tokens: blocks `start` to `end`."""
-    by_hash, promised = plan.state.pool.block_by_hash, plan.hashes
-    filled = zip(request.block_hashes[start:end], table[start:end], strict=False)
-    new = {content: block for content, block in filled if content not in by_hash and content not in promised}
-    if new:
-        promised.update(new)
-        plan.free.own(new.values())
+    """Let later entries of this step share what this one is about to fill with known tokens: blocks `start` to `end`.
+
+    A promise is found by the hash of its first block that nobody has yet, and followed from there. Whoever computes what is
+    promised already (its prompt's log-probabilities may take that) promises only what comes after, or is another's.
+    """
+    hashes, by_hash, promises = request.block_hashes, plan.state.pool.block_by_hash, plan.promises
+    end = min(end, len(hashes))
+    while start < end:
+        if hashes[start] not in by_hash:
+            other = promises.setdefault(hashes[start], Promise(start, end, hashes, table))
+            if other.hashes is hashes:
+                return
+            last = min(end, other.end)
+            start = bisect_left(range(last), True, lo=start, key=lambda i: hashes[i] != other.hashes[i])
+        else:
+            start += 1

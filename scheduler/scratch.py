@@ -36,6 +36,19 @@ class Shape(NamedTuple):
     encoder: EncoderProposal | None = None
 
 
+class Promise(NamedTuple):
+    """Blocks `start` to `end` of a request's `table` will hold what its `hashes` say, once this step has run."""
+
+    start: int
+    end: int
+    hashes: list[bytes]
+    table: list[int]
+
+    def has(self, index: int, content_hash: bytes) -> bool:
+        """Whether block `index` of a chain that came to `start` is promised here too."""
+        return index < self.end and self.hashes[index] == content_hash
+
+
 class Plan:
     """A step being planned: its columns so far, and what is left of each budget."""
 
@@ -51,7 +64,6 @@ class Plan:
         "first_positions",
         "free",
         "handles",
-        "hashes",
         "is_special",
         "known_blocks",
         "known_hashes",
@@ -60,6 +72,7 @@ class Plan:
         "num_running",
         "num_tokens",
         "preemptions",
+        "promises",
         "reclaimed",
         "starved",
         "state",
@@ -88,7 +101,7 @@ class Plan:
         self.encoder_inputs: list[EncoderInput] = []
         self.admissions: list[Admission] = []
         self.allocations: list[BlockAllocation] = []
-        self.hashes: dict[bytes, int] = {}  # promised: what this step is about to fill
+        self.promises: dict[bytes, Promise] = {}  # by the hash of the first block that nobody has
         self.known_hashes: list[bytes] = []  # of the last look-up, and what it found: the next one often begins alike
         self.known_blocks: list[int] = []
         self.num_known_owned = 0  # so many of the first of them have an owner
