@@ -8,8 +8,10 @@ The counters that engineers know by name are views over the window of in-flight 
     num_sampling_in_flight       = number              of those of the current epoch that sample
     num_output_placeholders      = sum of (1 + drafts) over those of the current epoch that sample
 
-They are kept incrementally, because the hot path can't sum, and law L2 holds both definitions together. Each is written
-in this module only. Nothing is ever subtracted from a counter of another epoch: an entry that comes back is matched with
+They are kept incrementally, because the hot path can't sum, and law L2 holds both definitions together. What is stored is what
+a decode changes least: placeholders, the drafts among them, the known tokens computed beside them (of prompts and
+recomputations), and what is stale; the other two counters are sums of these. Each is written in this module only.
+Nothing is ever subtracted from a counter of another epoch: an entry that comes back is matched with
 the epoch it was scheduled in, and only entries of the current epoch touch the scheduling counters. So none can go below
 zero, and none is clamped.
 """
@@ -34,6 +36,8 @@ class Request:
 
     `first_output_position` is where output 0 would be if all outputs, of all turns, had come in one row: an output's index is
     its position less this.
+    `num_prompt_tokens_in_flight` and `num_drafts_in_flight` are of the current epoch: known tokens that are computed beside the
+    placeholders, and drafts, which are placeholders too.
     `plain_until`: a decode that starts before this position needs nothing but its token (`note_plain`). Never a promise that
     isn't kept; 0, which promises nothing, is always right.
     """
@@ -60,13 +64,13 @@ class Request:
         "min_total_tokens",
         "num_computed_tokens",
         "num_deliverable_stale_tokens",
+        "num_drafts_in_flight",
         "num_earlier_outputs",
-        "num_in_flight_tokens",
         "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_prompt_tokens_in_flight",
         "num_published_blocks",
-        "num_sampling_in_flight",
         "num_stale_output_tokens",
         "plain_until",
         "priority",
@@ -110,8 +114,8 @@ class Request:
         self.epoch = 0
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
-        self.num_sampling_in_flight = 0
-        self.num_in_flight_tokens = 0
+        self.num_drafts_in_flight = 0
+        self.num_prompt_tokens_in_flight = 0
         self.num_stale_output_tokens = 0
         self.num_deliverable_stale_tokens = 0
         self.num_preemptions = 0
@@ -133,6 +137,16 @@ class Request:
     def next_output_index(self) -> int:
         """The index of the next output, counted over all turns."""
         return len(self.tokens) - self.first_output_position
+
+    @property
+    def num_sampling_in_flight(self) -> int:
+        """Entries of the current epoch in flight that sample."""
+        return self.num_output_placeholders - self.num_drafts_in_flight
+
+    @property
+    def num_in_flight_tokens(self) -> int:
+        """Tokens in flight, stale ones included."""
+        return self.num_output_placeholders + self.num_prompt_tokens_in_flight + self.num_stale_output_tokens
 
     @property
     def next_position(self) -> int:
@@ -206,17 +220,22 @@ def schedule(
     for request, n, first, sampling in zip(entries, num_tokens, first_positions, samples, strict=True):
         assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
         request.num_computed_tokens = first + n
-        request.num_in_flight_tokens += n
         if sampling:
             request.num_output_placeholders += 1
-            request.num_sampling_in_flight += 1
             request.last_sampling_step = step
+            if n != 1:
+                request.num_prompt_tokens_in_flight += n - 1
+        else:
+            request.num_prompt_tokens_in_flight += n
 
 
 def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> None:
-    """Count the drafts among them. Attached drafts are used up, however many fitted."""
+    """Count the drafts among them, which were taken for known tokens. Attached drafts are used up, however many fitted."""
     for request, drafts in zip(entries, num_drafts, strict=True):
-        request.num_output_placeholders += drafts
+        if drafts:
+            request.num_output_placeholders += drafts
+            request.num_drafts_in_flight += drafts
+            request.num_prompt_tokens_in_flight -= drafts
         if request.drafts:
             request.drafts = []
 
@@ -251,11 +270,10 @@ def settle_decodes(
     """
     filled: list[Request] = []
     for request, n, token in zip(entries, num_tokens, token_ids, strict=True):
-        in_flight = request.num_in_flight_tokens = request.num_in_flight_tokens - n
-        assert in_flight >= request.num_stale_output_tokens, request.request_id
         placeholders = request.num_output_placeholders = request.num_output_placeholders - 1
         assert placeholders >= 0, request.request_id
-        request.num_sampling_in_flight -= 1
+        if n != 1:
+            _settle_prompt(request, n - 1)
         tokens = request.tokens
         tokens.append(token)
         if block_size and (over := len(tokens) % block_size) < 2:
@@ -264,6 +282,11 @@ def settle_decodes(
             if over or block_size == 1:
                 filled.append(request)
     return filled
+
+
+def _settle_prompt(request: Request, n: int) -> None:
+    left = request.num_prompt_tokens_in_flight = request.num_prompt_tokens_in_flight - n
+    assert left >= 0, (request.request_id, left)
 
 
 def settle_chunks(
@@ -276,8 +299,7 @@ def settle_chunks(
     """As `settle_decodes`, with chunks among them: their `counts` are 0, and they bring nothing."""
     for request, n, count in zip(entries, num_tokens, counts, strict=True):
         if not count:
-            request.num_in_flight_tokens -= n
-            assert request.num_in_flight_tokens >= request.num_stale_output_tokens, request.request_id
+            _settle_prompt(request, n)
     return settle_decodes(compress(entries, counts), compress(num_tokens, counts), token_ids, block_size)
 
 
@@ -296,15 +318,16 @@ def settle_drafts(
     filled: list[Request] = []
     runs, offset = array("q", token_ids), 0
     for request, n, drafts, count in zip(entries, num_tokens, num_drafts, counts, strict=True):
-        in_flight = request.num_in_flight_tokens = request.num_in_flight_tokens - n
-        assert in_flight >= request.num_stale_output_tokens, request.request_id
         if not count:
             assert not drafts, request.request_id
+            _settle_prompt(request, n)
             continue
+        if n != drafts + 1:
+            _settle_prompt(request, n - drafts - 1)
         rejected = drafts + 1 - count
         assert 0 <= rejected <= drafts, (request.request_id, count, drafts)
         request.num_computed_tokens -= rejected
-        request.num_sampling_in_flight -= 1
+        request.num_drafts_in_flight -= drafts
         placeholders = request.num_output_placeholders = request.num_output_placeholders - drafts - 1
         assert placeholders >= 0, request.request_id
         tokens = request.tokens
@@ -322,11 +345,10 @@ def settle_drafts(
 
 def settle_stale(request: Request, n: int, deliverable: bool) -> None:
     """Count an entry of an older epoch that came back: it touches no scheduling counter, whatever its tokens do."""
-    request.num_in_flight_tokens -= n
     request.num_stale_output_tokens -= n
     if deliverable:
         request.num_deliverable_stale_tokens -= n
-    assert request.num_in_flight_tokens >= request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0
+    assert request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0, request.request_id
 
 
 def append_stale(request: Request, token_ids: Iterable[int], block_size: int) -> None:
@@ -342,7 +364,8 @@ def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
     request.num_stale_output_tokens = request.num_in_flight_tokens
     request.num_deliverable_stale_tokens = num_deliverable_stale_tokens
     request.num_output_placeholders = 0
-    request.num_sampling_in_flight = 0
+    request.num_drafts_in_flight = 0
+    request.num_prompt_tokens_in_flight = 0
     request.drafts = []
 
 
@@ -395,7 +418,9 @@ def begin_turn(request: Request, chunk: SessionExtended, config: EngineConfig) -
 
 def lose_in_flight(request: Request) -> None:
     """What was in flight will never come back."""
-    request.num_in_flight_tokens = 0
+    request.num_output_placeholders = 0
+    request.num_drafts_in_flight = 0
+    request.num_prompt_tokens_in_flight = 0
     request.num_stale_output_tokens = 0
     request.num_deliverable_stale_tokens = 0
 

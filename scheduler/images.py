@@ -48,13 +48,13 @@ class RequestImage(Image):
     min_total_tokens: int
     num_computed_tokens: int
     num_deliverable_stale_tokens: int
+    num_drafts_in_flight: int
     num_earlier_outputs: int
-    num_in_flight_tokens: int
     num_output_placeholders: int
     num_preemptions: int
     num_prompt_tokens: int
+    num_prompt_tokens_in_flight: int
     num_published_blocks: int
-    num_sampling_in_flight: int
     num_stale_output_tokens: int
     plain_until: int
     priority: int

@@ -84,7 +84,7 @@ def test_a_function_in_a_file(tmp_path):
 def test_a_law_holds_where_it_is_broken():
     state = example_state()
     assert not law_predicate("L2").holds(state)
-    state.queues.running[0].num_in_flight_tokens += 1
+    state.queues.running[0].num_prompt_tokens_in_flight += 1
     assert law_predicate("L2").holds(state)
     assert not law_predicate("L3").holds(state)
 

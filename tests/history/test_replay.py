@@ -90,7 +90,8 @@ def test_a_portrait_holds_every_counter_of_every_live_request(journal):
         seen = portrait(state)
         assert [r["request_id"] for r in seen["requests"]] == [r.request_id for r in state.requests.by_handle.values()]
         for shown, request in zip(seen["requests"], state.requests.by_handle.values(), strict=True):
-            for counter in (name for name in request.__slots__ if name.startswith("num_") and name in shown):
+            counters = (*request.__slots__, "num_in_flight_tokens", "num_sampling_in_flight")
+            for counter in (name for name in counters if name.startswith("num_") and name in shown):
                 assert shown[counter] == getattr(request, counter)
             assert shown["num_stale_output_tokens"] <= shown["num_in_flight_tokens"]
         pool = seen["pool"]

@@ -45,7 +45,7 @@ EPOCHS = (
     _fault(
         "in_flight_forgotten",
         "A preemption sets the tokens in flight to zero, though their output will come.",
-        (_REQUESTS + "raise_epoch", "request.epoch += 1", "request.epoch += 1; request.num_in_flight_tokens = 0"),
+        (_REQUESTS + "raise_epoch", "= request.num_in_flight_tokens", "= 0"),
     ),
     _fault(
         "epoch_not_raised",
@@ -56,6 +56,11 @@ EPOCHS = (
         "placeholders_kept",
         "A preempted request keeps the placeholders of what was in flight.",
         (_REQUESTS + "raise_epoch", "request.num_output_placeholders = 0", "pass"),
+    ),
+    _fault(
+        "prompt_kept_in_flight",
+        "A preempted request counts what was in flight of its prompt as current, beside counting it as stale.",
+        (_REQUESTS + "raise_epoch", "request.num_prompt_tokens_in_flight = 0", "pass"),
     ),
     _fault(
         "drafts_kept",

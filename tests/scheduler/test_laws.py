@@ -224,13 +224,13 @@ def _plain_for_ever(drive: Drive) -> None:
 
 STATES: list[tuple[str, Callable[[], Drive], Callable[[Drive], None]]] = [
     ("L1", busy, _unknown_handle),
-    ("L2", busy, _counter("num_in_flight_tokens", 1)),
-    ("L2", busy, _counter("num_in_flight_tokens", -8)),
+    ("L2", busy, _counter("num_prompt_tokens_in_flight", 1)),
+    ("L2", busy, _counter("num_prompt_tokens_in_flight", -8)),
     ("L2", busy, _counter("num_stale_output_tokens", 1)),
     ("L2", busy, _counter("num_deliverable_stale_tokens", 1)),
     ("L2", busy, _counter("num_output_placeholders", 1)),
     ("L2", busy, _counter("num_output_placeholders", -3)),
-    ("L2", busy, _counter("num_sampling_in_flight", -1)),
+    ("L2", busy, _counter("num_drafts_in_flight", 1)),
     ("L2", busy, _counter("epoch", 1)),
     ("L2", busy, _forgotten_mark),
     ("L2", busy, _mark_of_a_current_entry),
