@@ -16,6 +16,8 @@ same content stays blank.
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress, repeat
+from operator import eq
 
 
 class BlockPool:
@@ -105,22 +107,24 @@ def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -
 
 def publish(pool: BlockPool, block_ids: Sequence[int], content_hashes: Sequence[bytes], step: int | None) -> None:
     """Make owned blocks findable by their contents; provisionally until `step` has come back, at once if None."""
-    counts, hashes, by_hash = pool.ref_counts, pool.hashes, pool.block_by_hash
+    hashes, by_hash = pool.hashes, pool.block_by_hash
+    assert all(map(pool.ref_counts.__getitem__, block_ids)), block_ids
+    if any(map(hashes.__getitem__, block_ids)) or not by_hash.keys().isdisjoint(content_hashes):
+        pairs = zip(block_ids, content_hashes, strict=True)
+        new = [(block, content) for block, content in pairs if hashes[block] is None and content not in by_hash]
+        block_ids, content_hashes = [block for block, _ in new], [content for _, content in new]
     for block, content_hash in zip(block_ids, content_hashes, strict=True):
-        assert counts[block] >= 1, block
-        if hashes[block] is not None or content_hash in by_hash:
-            continue
         hashes[block] = content_hash
         by_hash[content_hash] = block
-        if step is not None:
-            pool.provisional[block] = step
+    if step is not None:
+        pool.provisional.update(dict.fromkeys(block_ids, step))
 
 
-def step_came_back(pool: BlockPool, step: int, written: Iterable[int]) -> None:
+def step_came_back(pool: BlockPool, step: int, written: Sequence[int]) -> None:
     """Commit what the step wrote, and free what was fenced by it."""
-    for block in written:
-        if pool.provisional.get(block) == step:
-            del pool.provisional[block]
+    provisional = pool.provisional
+    for block in compress(written, map(eq, map(provisional.get, written), repeat(step))):
+        provisional.pop(block, None)
     if pool.fences:
         _lift_fences(pool, step)
 
@@ -189,10 +193,10 @@ def _set_free(pool: BlockPool, idle: Iterable[int]) -> None:
             pool.free_cached[block] = None
 
 
-def _unpublish(pool: BlockPool, block_ids: Iterable[int]) -> None:
-    hashes, by_hash, provisional = pool.hashes, pool.block_by_hash, pool.provisional
+def _unpublish(pool: BlockPool, block_ids: Sequence[int]) -> None:
+    hashes, by_hash = pool.hashes, pool.block_by_hash
+    assert pool.provisional.keys().isdisjoint(block_ids), block_ids
     for block in block_ids:
-        assert block not in provisional, block
         content_hash = hashes[block]
         assert content_hash is not None, block
         hashes[block] = None

@@ -229,6 +229,15 @@ def schedule(
             request.num_prompt_tokens_in_flight += n
 
 
+def schedule_decodes(step: int, entries: Iterable[Request], first_positions: Iterable[int]) -> None:
+    """As `schedule`, where each computes one token and samples the next: what nearly every entry is."""
+    for request, first in zip(entries, first_positions, strict=True):
+        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
+        request.num_computed_tokens = first + 1
+        request.num_output_placeholders += 1
+        request.last_sampling_step = step
+
+
 def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> None:
     """Count the drafts among them, which were taken for known tokens. Attached drafts are used up, however many fitted."""
     for request, drafts in zip(entries, num_drafts, strict=True):
@@ -260,7 +269,7 @@ def note_plain(request: Request, block_size: int, num_drafts: int) -> None:
 
 
 def settle_decodes(
-    entries: Iterable[Request], num_tokens: Iterable[int], token_ids: Iterable[int], block_size: int
+    entries: Sequence[Request], num_tokens: Sequence[int], token_ids: Iterable[int], block_size: int
 ) -> list[Request]:
     """Count entries of the current epoch that came back with one more token each: what nearly every step is.
 
@@ -268,12 +277,11 @@ def settle_decodes(
     that block's keys and values. One pass for counters and tokens, here and below: reaching a request costs more than
     what is done to it.
     """
+    _settle_prompts(entries, num_tokens)
     filled: list[Request] = []
-    for request, n, token in zip(entries, num_tokens, token_ids, strict=True):
+    for request, token in zip(entries, token_ids, strict=True):
         placeholders = request.num_output_placeholders = request.num_output_placeholders - 1
         assert placeholders >= 0, request.request_id
-        if n != 1:
-            _settle_prompt(request, n - 1)
         tokens = request.tokens
         tokens.append(token)
         if block_size and (over := len(tokens) % block_size) < 2:
@@ -282,6 +290,17 @@ def settle_decodes(
             if over or block_size == 1:
                 filled.append(request)
     return filled
+
+
+def _settle_prompts(entries: Sequence[Request], num_tokens: Sequence[int]) -> None:
+    """What entries that sampled have computed beside the token: of those who came in with the step, which are its last."""
+    end = len(num_tokens)
+    while end and num_tokens[end - 1] != 1:
+        end -= 1
+        _settle_prompt(entries[end], num_tokens[end] - 1)
+    if num_tokens[:end].count(1) < end:
+        for request, n in zip(entries[:end], num_tokens[:end], strict=True):
+            _settle_prompt(request, n - 1)
 
 
 def _settle_prompt(request: Request, n: int) -> None:
@@ -300,7 +319,8 @@ def settle_chunks(
     for request, n, count in zip(entries, num_tokens, counts, strict=True):
         if not count:
             _settle_prompt(request, n)
-    return settle_decodes(compress(entries, counts), compress(num_tokens, counts), token_ids, block_size)
+    sampled = list(compress(num_tokens, counts))
+    return settle_decodes(list(compress(entries, counts)), sampled, token_ids, block_size)
 
 
 def settle_drafts(

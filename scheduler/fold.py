@@ -173,7 +173,7 @@ def _begin_turn(state: State, request: Request) -> None:
 
 def _step_scheduled(state: State, event: StepScheduled) -> None:
     """Who ran already first, then who comes in, one by one: each may share what those before it are about to write."""
-    entries = [state.requests.by_handle[handle] for handle in event.handles]
+    entries = list(map(state.requests.by_handle.__getitem__, event.handles))
     step = steps.open_step(state.window, event, entries)
     num_running = event.admissions[0].entry if event.admissions else len(entries)
     assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
@@ -184,9 +184,8 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
             evicted += _allocate(state, entries[entry], block_ids)
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
-    positions = zip(event.first_positions[:num_running], entries, strict=False)
-    careful = [entry for entry, (first, request) in enumerate(positions) if first >= request.plain_until]
-    for entry in careful:
+    unsettled = [entry for entry, request in enumerate(entries[:num_running]) if not request.plain_until]
+    for entry in unsettled:
         if len(entries[entry].block_hashes) > entries[entry].num_published_blocks:
             _publish_known(state, step, event, entry)
     for admission in event.admissions:
@@ -196,19 +195,23 @@ def _step_scheduled(state: State, event: StepScheduled) -> None:
             evicted += _allocate(state, entries[entry], allocations[entry])
         _publish_known(state, step, event, entry)
     assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
-    _enter_window(state, step, event)
+    _enter_window(state, step, event, num_running)
     block_size, num_drafts = state.pool.block_size, state.config.num_speculative_tokens
-    for entry in (*careful, *range(num_running, len(entries))):
+    for entry in {*unsettled, *allocations, *range(num_running, len(entries))}:
         requests.note_plain(entries[entry], block_size, num_drafts)
     for item in event.encoder_inputs:
         hold_media(state, step, entries[item.entry], item)
 
 
-def _enter_window(state: State, step: InFlightStep, event: StepScheduled) -> None:
-    """Count the entries as scheduled."""
-    entries, chunks = step.requests, step.chunk_entries
-    samples = [entry not in chunks for entry in range(len(entries))] if chunks else repeat(True, len(entries))
-    requests.schedule(step.step, entries, event.num_tokens, event.first_positions, samples)
+def _enter_window(state: State, step: InFlightStep, event: StepScheduled, num_running: int) -> None:
+    """Count the entries as scheduled. Those who ran already mostly decode, one token each."""
+    entries, chunks, start = step.requests, step.chunk_entries, 0
+    if event.num_tokens[:num_running].count(1) == num_running and not (chunks and min(chunks) < num_running):
+        start = num_running
+        requests.schedule_decodes(step.step, entries[:start], event.first_positions[:start])
+    if start < len(entries):
+        samples = [entry not in chunks for entry in range(start, len(entries))]
+        requests.schedule(step.step, entries[start:], event.num_tokens[start:], event.first_positions[start:], samples)
     if step.num_drafts or state.config.speculation != "off":
         requests.schedule_drafts(entries, step.num_drafts or repeat(0, len(entries)))
 
