@@ -11,6 +11,7 @@ from refold.journal.stores.memory import MemoryStore
 from refold.scheduler.fold import fold
 from refold.scheduler.state import State, digest
 from tests.history.journals import eventful_lives, write_journal
+from tests.kit.sameness import slots_of
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_a_portrait_holds_every_counter_of_every_live_request(journal):
         seen = portrait(state)
         assert [r["request_id"] for r in seen["requests"]] == [r.request_id for r in state.requests.by_handle.values()]
         for shown, request in zip(seen["requests"], state.requests.by_handle.values(), strict=True):
-            counters = (*request.__slots__, "num_in_flight_tokens", "num_sampling_in_flight")
+            counters = (*slots_of(type(request)), "num_in_flight_tokens", "num_sampling_in_flight")
             for counter in (name for name in counters if name.startswith("num_") and name in shown):
                 assert shown[counter] == getattr(request, counter)
             assert shown["num_stale_output_tokens"] <= shown["num_in_flight_tokens"]

@@ -10,6 +10,11 @@ def differences(ours: object, theirs: object) -> list[str]:
     return list(_Comparison().compare("", ours, theirs))
 
 
+def slots_of(kind: type) -> list[str]:
+    """The slots of a class, those of its bases included."""
+    return [name for base in reversed(kind.__mro__) for name in getattr(base, "__slots__", ())]
+
+
 class _Comparison:
     def __init__(self) -> None:
         self.twins: dict[int, object] = {}
@@ -49,5 +54,5 @@ class _Comparison:
             return
         self.twins[id(ours)] = theirs
         self.kept.append(ours)
-        for name in type(ours).__slots__:
+        for name in slots_of(type(ours)):
             yield from self.compare(f"{path}.{name}", getattr(ours, name), getattr(theirs, name))

@@ -24,6 +24,7 @@ from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold, fold_all
 from refold.scheduler.state import State, digest
 from tests.kit.drive import Drive
+from tests.kit.sameness import slots_of
 from tests.kit.sentences import all_of, crashed, fill, opened, random_life
 from tests.kit.simulation import Simulation
 
@@ -175,7 +176,7 @@ def test_a_digest_sees_every_field_of_a_request_and_of_a_step_in_flight() -> Non
     held = (next(iter(drive.state.requests.by_handle.values())), drive.state.window.in_flight[0])
     expected, seen = digest(drive.state), 0
     for part in held:
-        for name in type(part).__slots__:
+        for name in slots_of(type(part)):
             if name in DERIVED:
                 continue
             before = getattr(part, name)

@@ -13,7 +13,7 @@ from refold.scheduler.snapshot import OUTPUTS_PER_PIECE, Folded, pack, unpack
 from refold.scheduler.state import State, digest
 from tests.kit.drive import Drive, config
 from tests.kit.features import settle
-from tests.kit.sameness import differences
+from tests.kit.sameness import differences, slots_of
 from tests.kit.simulation import Simulation
 
 SEEDS = range(16)
@@ -43,9 +43,9 @@ def history(seed: int) -> list[list[Event]]:
 @pytest.mark.parametrize("kind", IMAGES, ids=lambda kind: kind.__name__)
 def test_an_image_has_every_slot_of_its_class(kind: type) -> None:
     image, derived, extra = IMAGES[kind]
-    assert set(image.__struct_fields__) - extra == set(kind.__slots__) - derived  # type: ignore[attr-defined]
+    assert set(image.__struct_fields__) - extra == set(slots_of(kind)) - derived
     assert extra <= set(image.__struct_fields__)
-    assert derived <= set(kind.__slots__)  # type: ignore[attr-defined]
+    assert derived <= set(slots_of(kind))
 
 
 def test_every_class_with_slots_that_a_fold_reaches_has_an_image() -> None:
@@ -62,7 +62,7 @@ def test_every_class_with_slots_that_a_fold_reaches_has_an_image() -> None:
         ):
             reached.add(type(thing))
         if type(thing) in IMAGES:
-            for name in type(thing).__slots__:  # type: ignore[attr-defined]
+            for name in slots_of(type(thing)):
                 if not (name in {"requests", "request"} and type(thing).__name__ == "InFlightStep"):
                     look(getattr(thing, name))
 
