@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCALES = {
     "kill": 0.004,
     "torn": 0.006,
-    "flip": 0.003,
+    "flip": 0.0015,
     "disk": 0.01,
     "lock": 0.1,
     "postgres": 0.03,
