@@ -12,6 +12,9 @@ from tests.kit.memory import memory_folder
 # A shell that runs the tests in its background has them ignore Ctrl-C, and the processes that they start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Torch's threads must wait without spinning, as in `refold.gpu.factory`. It counts only before anybody has imported torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Half of the time the tests would wait for a disk. Pytest's own folders are there too, and those of started processes.
 if "TMPDIR" not in os.environ and (memory := memory_folder()):
     os.environ["TMPDIR"] = tempfile.tempdir = memory
