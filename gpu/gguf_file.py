@@ -72,6 +72,19 @@ class _Cursor:
         # Vocabularies hold tokens that are no valid text; they must survive, and must not end the reader.
         return self.take(self.integer("Q")).decode("utf-8", "surrogateescape")
 
+    def strings(self, count: int) -> list[str]:
+        """`count` strings. A vocabulary and its merges are a hundred thousand, and most of the time to describe a model."""
+        found, buffer, at = [], self._buffer, self._at
+        for _ in range(count):
+            start = at + 8
+            end = start + int.from_bytes(buffer[at:start], "little")
+            if end > len(buffer):
+                raise _Broken(f"byte {at}: a string to byte {end} expected, {len(buffer) - at} bytes left")
+            found.append(buffer[start:end].decode("utf-8", "surrogateescape"))
+            at = end
+        self._at = at
+        return found
+
 
 class _Broken(Exception):
     """The bytes are no GGUF head. Becomes a Rejected that names the file."""
@@ -127,7 +140,7 @@ def _read_value(cursor: _Cursor, kind: int) -> Any:
         return list(cursor.unpack(_SCALARS[inner], count))
     if inner != _STRING:
         raise _Broken(f"byte {cursor.at}: array of type {inner}")
-    return [cursor.string() for _ in range(count)]
+    return cursor.strings(count)
 
 
 def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

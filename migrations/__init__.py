@@ -1,7 +1,8 @@
 """Alembic migrations of the journal's tables, shipped inside the package.
 
 `ensure(url)` is what an engine calls at open: a file that already has today's tables costs a fraction of a millisecond and
-imports nothing; otherwise Alembic runs. Commands: `python -m refold.migrations upgrade|current|check`.
+imports nothing, a new one gets them at once (`at_once.py`), and on an older one Alembic runs. Commands:
+`python -m refold.migrations upgrade|current|check|write`.
 
 A migration of a SQLite file is one `BEGIN IMMEDIATE` transaction, version table and header fields included: it happens
 entirely or not at all, and of two processes that migrate at once one waits and then finds nothing left to do. A file that
@@ -18,7 +19,16 @@ from refold.journal.stores.segments import folder
 from refold.journal.stores.sqlite_file import schema_is_current
 from refold.projections.audit import beside
 
-__all__ = ["check", "current", "ensure", "ensure_read_model", "is_current", "schema_is_current", "upgrade"]
+__all__ = [
+    "check",
+    "current",
+    "ensure",
+    "ensure_read_model",
+    "is_current",
+    "schema_is_current",
+    "upgrade",
+    "write_down",
+]
 
 
 class _Tables(NamedTuple):
@@ -74,7 +84,7 @@ def ensure_read_model(path: Path) -> None:
         JournalError: it's somebody else's file, or can't be written.
     """
     if not beside.is_current(path):
-        from refold.migrations.run import upgrade_read_model  # noqa: PLC0415
+        from refold.migrations.files import upgrade_read_model  # noqa: PLC0415
 
         upgrade_read_model(path)
 
@@ -86,13 +96,20 @@ def check() -> list[str]:
     return differences()
 
 
+def write_down() -> None:
+    """Write anew what all migrations make in a new file, after one was added."""
+    from refold.migrations.run import write_down as write  # noqa: PLC0415
+
+    write()
+
+
 def _sqlite_is_current(location: Location) -> bool:
     assert location.path is not None
     return schema_is_current(location.path)
 
 
 def _sqlite_upgrade(location: Location) -> bool:
-    from refold.migrations.run import upgrade_file  # noqa: PLC0415
+    from refold.migrations.files import upgrade_file  # noqa: PLC0415
 
     assert location.path is not None
     return upgrade_file(location.path)

@@ -1,9 +1,9 @@
-"""`python -m refold.migrations upgrade URL | current URL | check`."""
+"""`python -m refold.migrations upgrade URL | current URL | check | write`."""
 
 import sys
 
 from refold.journal.errors import RefoldError
-from refold.migrations import check, current, upgrade
+from refold.migrations import check, current, upgrade, write_down
 
 
 def main(arguments: list[str]) -> int:
@@ -18,8 +18,10 @@ def main(arguments: list[str]) -> int:
                 found = check()
                 sys.stdout.write("\n".join(found) + "\n" if found else "tables and migrations agree\n")
                 return 1 if found else 0
+            case ["write"]:
+                write_down()
             case _:
-                sys.stderr.write("usage: python -m refold.migrations upgrade URL | current URL | check\n")
+                sys.stderr.write("usage: python -m refold.migrations upgrade URL | current URL | check | write\n")
                 return 2
     except RefoldError as error:
         sys.stderr.write(f"{error}\n")

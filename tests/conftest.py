@@ -1,11 +1,27 @@
-"""What all tests share: a PostgreSQL server, started when the first test asks for it."""
+"""What all tests share: files in memory, compiled modules, and a PostgreSQL server, started when the first test asks for it."""
 
+import os
 import signal
+import sys
+import tempfile
 
 import pytest
 
+from tests.kit.memory import memory_folder
+
 # A shell that runs the tests in its background has them ignore Ctrl-C, and the processes that they start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Torch's threads must wait without spinning, as in `refold.gpu.factory`. It counts only before anybody has imported torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Half of the time the tests would wait for a disk. Pytest's own folders are there too, and those of started processes.
+if "TMPDIR" not in os.environ and (memory := memory_folder()):
+    os.environ["TMPDIR"] = tempfile.tempdir = memory
+
+# Hundreds of tests start a process, and each would compile all of refold again.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from refold.engine.sampling_params import SamplingParams
 from refold.journal.errors import NotFound
 from refold.journal.stores import sql  # noqa: F401 - imported before the fork, for every life
 from refold.journal.stores.segments import store  # noqa: F401
-from refold.migrations import run as migrations_run  # noqa: F401
+from refold.migrations import files  # noqa: F401
 
 
 def say(text: str) -> None:

@@ -1,5 +1,6 @@
 """A worker in the engine's process that kills it: nobody is convicted for the death of an engine, and the next one warns."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,16 +34,24 @@ with Engine({model!r}, {journal!r}, make_worker=Poisoned) as engine:
 """
 
 
-@pytest.fixture
-def deadly(tmp_path: Path) -> str:
-    """A journal over which four engines died of a poison in their own process."""
-    journal = str(tmp_path / "journal.db")
+@pytest.fixture(scope="module")
+def four_deaths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a journal over which four engines died of a poison in their own process."""
+    folder = tmp_path_factory.mktemp("deadly")
+    journal = str(folder / "journal.db")
     code = PROGRAM.format(model=MODEL, journal=journal)
     for number in range(4):
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
         assert ran.returncode == -9, ran.stderr
         assert ("worker_shares_the_engines_fate" in ran.stderr) == (number > 0)
-    return journal
+    return folder
+
+
+@pytest.fixture
+def deadly(four_deaths: Path, tmp_path: Path) -> str:
+    """A copy of that journal."""
+    shutil.copytree(four_deaths, tmp_path / "copy")
+    return str(tmp_path / "copy" / "journal.db")
 
 
 def test_engines_that_died_convict_nobody_and_the_next_one_names_who_was_there(

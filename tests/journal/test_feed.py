@@ -150,7 +150,7 @@ def test_sixteen_writers_of_one_stream_never_fork_it(postgres_url):
 
     def work():
         store, done, lost = SqlStore(postgres_url, exclusive=False), 0, 0
-        while done < 6 and time.monotonic() < deadline:
+        while done < 2 and time.monotonic() < deadline:
             try:
                 head = store.open_stream()
                 for _ in range(2):
@@ -167,6 +167,6 @@ def test_sixteen_writers_of_one_stream_never_fork_it(postgres_url):
     for thread in threads:
         thread.join()
     reader = open_reader(postgres_url)
-    assert verify_stream(reader).position == sum(done for done, _ in counts) >= 96
+    assert verify_stream(reader).position == sum(done for done, _ in counts) >= 32
     assert sum(lost for _, lost in counts) > 0, "they never met: the test proved nothing"
-    assert reader.head().engine_epoch >= 48
+    assert reader.head().engine_epoch >= 16

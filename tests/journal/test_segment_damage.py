@@ -3,8 +3,6 @@
 import contextlib
 import os
 import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -47,17 +45,6 @@ def contents(root):
         return list(read_verified(reader)), reader.head()
     finally:
         reader.close()
-
-
-@pytest.fixture
-def tmp_path(tmp_path):
-    """In memory where that can be: these tests write the same files thousands of times."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(params=[False, True], ids=["live", "sealed"])

@@ -24,7 +24,8 @@ from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing import make_records
 from refold.journal.writer import JournalWriter
-from refold.migrations.run import upgrade_file
+from refold.migrations import run  # noqa: F401 - imported before the fork, for every life
+from refold.migrations.files import upgrade_file
 
 
 def opened(url: str, *, exclusive: bool = True, segment_bytes: int = 30_000) -> SqlStore | SegmentStore:

@@ -26,6 +26,7 @@ from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.testing import make_records
 from refold.journal.verify import read_verified
 from tests.kit.faulty_files import Crash, Fault, FaultyFiles, Survival
+from tests.kit.memory import memory_folder
 
 GROUPS = (1, 3, 1, 40, 2, 5, 1, 60, 1, 2)
 SEGMENT_BYTES = 3000
@@ -104,7 +105,7 @@ def run(case: Case, seed: int = 0) -> Outcome:
         AssertionError: something acknowledged is lost, something is there twice or was never written, or the journal
             doesn't go on.
     """
-    base = Path(tempfile.mkdtemp(dir=_shm()))
+    base = Path(tempfile.mkdtemp(dir=memory_folder()))
     root = base / "journal"
     try:
         folder.create(root)
@@ -145,7 +146,7 @@ def judge(root: Path, told: Told) -> int:
 
 def num_calls() -> int:
     """How many calls the history makes when none fails."""
-    with tempfile.TemporaryDirectory(dir=_shm()) as base:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as base:
         root = Path(base) / "journal"
         folder.create(root)
         files = FaultyFiles(root)
@@ -161,10 +162,6 @@ def cases(stride: int = 1, first: int = 0) -> Iterator[Case]:
     for index, case in enumerate(every):
         if index % stride == first % stride:
             yield case
-
-
-def _shm() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def main() -> None:

@@ -15,12 +15,13 @@ from refold.journal.errors import JournalError
 from refold.journal.store import JournalReader, JournalStore
 from refold.journal.stores import open_reader, open_store
 from refold.journal.verify import read_verified
+from tests.kit.memory import memory_folder
 from tests.kit.sqlite_pages import FREE_SPACE, OVERFLOW_TAIL, UNUSED, uses_of_bytes
 from tests.reliability.drivers import Driver, Place
 from tests.reliability.history import next_records
 from tests.reliability.judge import Tally, continued
 from tests.reliability.scenario import in_a_child
-from tests.reliability.torn import memory_folder, put
+from tests.reliability.torn import put
 
 _NUM_RECORDS = 46  # one of them with overflow pages
 _NUM_RECORDS_LEFT_BEHIND = 12

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.kit.disk import Call, Disk, calls_in
+from tests.kit.memory import memory_folder
 from tests.reliability.drivers import Driver, Place
 from tests.reliability.history import digests
 from tests.reliability.judge import Tally, goes_on, judge
@@ -187,11 +188,6 @@ def put(driver: Driver, folder: Path, files: dict[str, bytearray]) -> Place:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return driver.moved(folder)
-
-
-def memory_folder() -> str | None:
-    """Where files cost nothing: what is judged here was durable or not long before."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() and os.access("/dev/shm", os.W_OK) else None
 
 
 def _kind(what: str) -> str:

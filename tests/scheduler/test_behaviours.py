@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ REFERENCE = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     """The names of the tests of a file."""
     return {node.name for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
