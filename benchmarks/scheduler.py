@@ -20,6 +20,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
+from refold.engine.turns import is_awaited
 from refold.journal.events import EngineConfig, Event, Sampling, StepScheduled
 from refold.journal.stores import open_store
 from refold.journal.writer import JournalWriter
@@ -164,8 +165,13 @@ def journal(kind: str) -> Iterator[Append | None]:
             upgrade(url)
         store = open_store(url)
         writer = JournalWriter(store, "main", store.open_stream("main"))
+
+        def append(events: Sequence[Event], time_ns: int) -> int:
+            """As an engine's turn does."""
+            return writer.append(events, time_ns, is_awaited=any(map(is_awaited, events)))
+
         try:
-            yield writer.append
+            yield append
         finally:
             writer.close()
             store.close()

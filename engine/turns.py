@@ -20,7 +20,7 @@ from refold.scheduler.state import State
 _TOLD = (RequestFinished, SessionTurnEnded)
 
 
-def _is_awaited(event: Event) -> bool:
+def is_awaited(event: Event) -> bool:
     """Whether a client gets something once the event is on disk."""
     if type(event) is OutputDelivered:
         return bool(event.token_ids)
@@ -76,8 +76,8 @@ class Turns:
         if not events:
             return None
         contents = None if ask is None else ask.contents()
-        is_awaited = any(map(_is_awaited, events)) if ask is None or ask.is_patient else True
-        position = self.writer.append(events, time.time_ns(), contents, is_awaited=is_awaited)
+        in_haste = any(map(is_awaited, events)) if ask is None or ask.is_patient else True
+        position = self.writer.append(events, time.time_ns(), contents, is_awaited=in_haste)
         try:
             fold_all(self._state, events)
             self._totals.observe_all(events)
