@@ -60,17 +60,16 @@ class BlockPool:
 
 def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
     """Own free blocks. Returns those that lost a cached content by it."""
-    evicted = []
-    counts, blank, cached = pool.ref_counts, pool.free_blank, pool.free_cached
+    counts, blank = pool.ref_counts, pool.free_blank
+    assert not any(map(counts.__getitem__, block_ids)), block_ids
     for block in block_ids:
-        assert counts[block] == 0, block
         counts[block] = 1
-        if block in blank:
-            del blank[block]
-        else:
-            del cached[block]
-            evicted.append(block)
+    evicted = [block for block in block_ids if block not in blank]
+    for block in block_ids if not evicted else set(block_ids).difference(evicted):
+        del blank[block]
     if evicted:
+        for block in evicted:
+            del pool.free_cached[block]
         _unpublish(pool, evicted)
     return evicted
 
@@ -91,8 +90,13 @@ def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -
 
     `fence_step` is the last in-flight step that may still write the blocks, None if there is none.
     """
-    idle, counts = [], pool.ref_counts
-    for block in reversed(block_ids):
+    idle: list[int] = []
+    counts = pool.ref_counts
+    if list(map(counts.__getitem__, block_ids)).count(1) == len(block_ids):  # nobody shares any of them
+        for block in block_ids:
+            counts[block] = 0
+        idle = list(reversed(block_ids))
+    for block in reversed(block_ids) if not idle else ():
         count = counts[block] - 1
         counts[block] = count
         if count <= 0:

@@ -1,29 +1,13 @@
-"""Requests and their counters.
+"""Requests.
 
-The counters that engineers know by name are views over the window of in-flight steps (`refold.projections.steps`):
-
-    num_in_flight_tokens         = sum of n            over the request's entries in flight
-    num_stale_output_tokens      = sum of n            over those of an older epoch
-    num_deliverable_stale_tokens = sum of n            over those of an older epoch marked `deliver`
-    num_sampling_in_flight       = number              of those of the current epoch that sample
-    num_output_placeholders      = sum of (1 + drafts) over those of the current epoch that sample
-
-They are kept incrementally, because the hot path can't sum, and law L2 holds both definitions together. What is stored is what
-a decode changes least: placeholders, the drafts among them, the known tokens computed beside them (of prompts and
-recomputations), and what is stale; the other two counters are sums of these. Each is written in this module only.
-Nothing is ever subtracted from a counter of another epoch: an entry that comes back is matched with
-the epoch it was scheduled in, and only entries of the current epoch touch the scheduling counters. So none can go below
-zero, and none is clamped.
+What a request is, how it begins, ends and takes its turns. Its counters: `refold.projections.counters`.
 """
 
-import hashlib
-import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import compress
 
-from refold.journal.events import EngineConfig, FinishReason, Media, RequestSubmitted, Sampling, SessionExtended
+from refold.journal.events import EngineConfig, FinishReason, RequestSubmitted, Sampling, SessionExtended
+from refold.projections.block_hashes import extend_block_hashes
 
 WAITING, RUNNING, PREEMPTED, IDLE, FINISHED = "waiting", "running", "preempted", "idle", "finished"
 
@@ -216,192 +200,6 @@ def submit(table: RequestTable, event: RequestSubmitted, config: EngineConfig) -
     return request
 
 
-def schedule(
-    step: int,
-    entries: Iterable[Request],
-    num_tokens: Iterable[int],
-    first_positions: Iterable[int],
-    samples: Iterable[bool],
-) -> None:
-    """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
-    for request, n, first, sampling in zip(entries, num_tokens, first_positions, samples, strict=True):
-        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
-        request.num_computed_tokens = first + n
-        if sampling:
-            request.num_output_placeholders += 1
-            request.last_sampling_step = step
-            if n != 1:
-                request.num_prompt_tokens_in_flight += n - 1
-        else:
-            request.num_prompt_tokens_in_flight += n
-
-
-def schedule_decodes(step: int, entries: Iterable[Request], first_positions: Iterable[int]) -> None:
-    """As `schedule`, where each computes one token and samples the next: what nearly every entry is."""
-    for request, first in zip(entries, first_positions, strict=True):
-        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
-        request.num_computed_tokens = first + 1
-        request.num_output_placeholders += 1
-        request.last_sampling_step = step
-
-
-def schedule_drafts(entries: Iterable[Request], num_drafts: Iterable[int]) -> None:
-    """Count the drafts among them, which were taken for known tokens. Attached drafts are used up, however many fitted."""
-    for request, drafts in zip(entries, num_drafts, strict=True):
-        if drafts:
-            request.num_output_placeholders += drafts
-            request.num_drafts_in_flight += drafts
-            request.num_prompt_tokens_in_flight -= drafts
-        if request.drafts:
-            request.drafts = []
-
-
-def note_plain(request: Request, block_size: int, num_drafts: int) -> None:
-    """Find out anew until which position a decode of a request that runs needs nothing but its token.
-
-    No block and no limit is reached with up to `num_drafts` drafts, no hash is to be published, and no grammar, media or
-    draft has a say. Whoever adds a known hash, attaches drafts or takes blocks away sets it to 0.
-    """
-    certain = len(request.tokens) + request.num_output_placeholders
-    if (
-        certain - request.num_computed_tokens != 1
-        or request.grammar
-        or request.media
-        or request.drafts
-        or len(request.block_hashes) > request.num_published_blocks
-    ):
-        request.plain_until = 0
-        return
-    request.plain_until = min(len(request.block_ids) * block_size, request.max_total_tokens - 1) - num_drafts
-
-
-def settle_decodes(
-    entries: Sequence[Request], num_tokens: Sequence[int], token_ids: Iterable[int], block_size: int
-) -> list[Request]:
-    """Count entries of the current epoch that came back with one more token each: what nearly every step is.
-
-    `block_size` 0 means that nothing is hashed. Returns those whose last full block lies before the token: sampling it took
-    that block's keys and values. One pass for counters and tokens, here and below: reaching a request costs more than
-    what is done to it.
-    """
-    _settle_prompts(entries, num_tokens)
-    filled: list[Request] = []
-    for request, token in zip(entries, token_ids, strict=True):
-        placeholders = request.num_output_placeholders = request.num_output_placeholders - 1
-        assert placeholders >= 0, request.request_id
-        tokens = request.tokens
-        tokens.append(token)
-        if block_size and (over := len(tokens) % block_size) < 2:
-            if not over:
-                extend_block_hashes(request, block_size)
-            if over or block_size == 1:
-                filled.append(request)
-    return filled
-
-
-def _settle_prompts(entries: Sequence[Request], num_tokens: Sequence[int]) -> None:
-    """What entries that sampled have computed beside the token: of those who came in with the step, which are its last."""
-    end = len(num_tokens)
-    while end and num_tokens[end - 1] != 1:
-        end -= 1
-        _settle_prompt(entries[end], num_tokens[end] - 1)
-    if num_tokens[:end].count(1) < end:
-        for request, n in zip(entries[:end], num_tokens[:end], strict=True):
-            _settle_prompt(request, n - 1)
-
-
-def _settle_prompt(request: Request, n: int) -> None:
-    left = request.num_prompt_tokens_in_flight = request.num_prompt_tokens_in_flight - n
-    assert left >= 0, (request.request_id, left)
-
-
-def settle_chunks(
-    entries: Sequence[Request],
-    num_tokens: Sequence[int],
-    counts: Sequence[int],
-    token_ids: Iterable[int],
-    block_size: int,
-) -> list[Request]:
-    """As `settle_decodes`, with chunks among them: their `counts` are 0, and they bring nothing."""
-    for request, n, count in zip(entries, num_tokens, counts, strict=True):
-        if not count:
-            _settle_prompt(request, n)
-    sampled = list(compress(num_tokens, counts))
-    return settle_decodes(list(compress(entries, counts)), sampled, token_ids, block_size)
-
-
-def settle_drafts(
-    entries: Iterable[Request],
-    num_tokens: Iterable[int],
-    num_drafts: Iterable[int],
-    counts: Iterable[int],
-    token_ids: Sequence[int],
-    block_size: int,
-) -> list[Request]:
-    """As `settle_decodes`, with drafts: what was rejected, or cut off by a stop, was not computed after all.
-
-    `counts` are the tokens kept of each entry, the one behind the last accepted draft included; 0 for a chunk.
-    """
-    filled: list[Request] = []
-    runs, offset = array("q", token_ids), 0
-    for request, n, drafts, count in zip(entries, num_tokens, num_drafts, counts, strict=True):
-        if not count:
-            assert not drafts, request.request_id
-            _settle_prompt(request, n)
-            continue
-        if n != drafts + 1:
-            _settle_prompt(request, n - drafts - 1)
-        rejected = drafts + 1 - count
-        assert 0 <= rejected <= drafts, (request.request_id, count, drafts)
-        request.num_computed_tokens -= rejected
-        request.num_drafts_in_flight -= drafts
-        placeholders = request.num_output_placeholders = request.num_output_placeholders - drafts - 1
-        assert placeholders >= 0, request.request_id
-        tokens = request.tokens
-        tokens += runs[offset : offset + count]
-        offset += count
-        if block_size:
-            over = (len(tokens) - 1) % block_size
-            if over < count:
-                filled.append(request)
-            if over + 1 < count or over + 1 == block_size:
-                extend_block_hashes(request, block_size)
-    assert offset == len(token_ids), (offset, len(token_ids))
-    return filled
-
-
-def settle_stale(request: Request, n: int, deliverable: bool) -> None:
-    """Count an entry of an older epoch that came back: it touches no scheduling counter, whatever its tokens do."""
-    request.num_stale_output_tokens -= n
-    if deliverable:
-        request.num_deliverable_stale_tokens -= n
-    assert request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0, request.request_id
-
-
-def append_stale(request: Request, token_ids: Iterable[int], block_size: int) -> None:
-    """Known tokens that came back stale; `block_size` as above."""
-    request.tokens.extend(token_ids)
-    if block_size:
-        extend_block_hashes(request, block_size)
-
-
-def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
-    """What is in flight stops being current. Assignment, not addition: what was stale already is in flight still."""
-    request.epoch += 1
-    request.num_stale_output_tokens = request.num_in_flight_tokens
-    request.num_deliverable_stale_tokens = num_deliverable_stale_tokens
-    request.num_output_placeholders = 0
-    request.num_drafts_in_flight = 0
-    request.num_prompt_tokens_in_flight = 0
-    request.drafts = []
-
-
-def attach_drafts(request: Request, token_ids: list[int]) -> None:
-    """The next decode verifies these."""
-    request.drafts = token_ids
-    request.plain_until = 0
-
-
 def forget_computed(request: Request) -> list[int]:
     """Give up everything computed, and return the blocks that held it."""
     released, request.block_ids = request.block_ids, []
@@ -443,15 +241,6 @@ def begin_turn(request: Request, chunk: SessionExtended, config: EngineConfig) -
     return released
 
 
-def lose_in_flight(request: Request) -> None:
-    """What was in flight will never come back."""
-    request.num_output_placeholders = 0
-    request.num_drafts_in_flight = 0
-    request.num_prompt_tokens_in_flight = 0
-    request.num_stale_output_tokens = 0
-    request.num_deliverable_stale_tokens = 0
-
-
 def finish(table: RequestTable, request: Request, reason: FinishReason) -> None:
     """The request has ended. It stays in the table until its entries in flight have come back."""
     assert request.status is not FINISHED, request.request_id
@@ -469,42 +258,3 @@ def forget_if_drained(table: RequestTable, request: Request) -> None:
     if request.status is FINISHED and request.num_in_flight_tokens == 0:
         del table.by_handle[request.handle]
         table.asking.discard(request.handle)
-
-
-def extend_block_hashes(request: Request, block_size: int) -> None:
-    """Hash every full block of known tokens: each hash covers its parent's, so equal hashes mean equal prefixes.
-
-    SHA-256, cut to 16 bytes: a fixed algorithm, so that a journal folds alike on any machine, and one that a tenant can't
-    collide on purpose. The salt separates tenants from block 0 on.
-    """
-    request.plain_until = 0  # a known hash is to be published
-    hashes, tokens = request.block_hashes, request.tokens
-    for i in range(len(hashes), len(tokens) // block_size):
-        start = i * block_size
-        parent = hashes[-1] if i else root_hash(request.cache_salt, request.adapter)
-        media = media_identity(request.media, start, block_size) if request.media else b""
-        hashes.append(block_hash(parent, pack_tokens(tokens[start : start + block_size]), media))
-
-
-def pack_tokens(tokens: "array[int]") -> bytes:
-    """Tokens as bytes, alike on every machine: 8 each, the lowest first."""
-    if sys.byteorder == "big":
-        tokens = tokens[:]
-        tokens.byteswap()
-    return tokens.tobytes()
-
-
-def block_hash(parent: bytes, packed_tokens: bytes, media: bytes = b"") -> bytes:
-    """The chain hash of a block that follows one with hash `parent`."""
-    return hashlib.sha256(parent + packed_tokens + media).digest()[:16]
-
-
-def root_hash(cache_salt: str, adapter: str = "") -> bytes:
-    """The parent of every first block under a salt and an adapter."""
-    return hashlib.sha256(f"refold block 1\x00{adapter}\x00{cache_salt}".encode()).digest()[:16]
-
-
-def media_identity(media: Iterable[Media], start: int, block_size: int) -> bytes:
-    """Which media a block holds, and where in it: the tokens of two pictures are the same placeholders."""
-    inside = [m for m in media if m.start < start + block_size and m.start + m.num_tokens > start]
-    return "".join(f"\x00{m.digest}@{m.start - start}+{m.num_tokens}" for m in inside).encode()

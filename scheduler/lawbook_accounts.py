@@ -8,7 +8,7 @@ import struct
 from collections import deque
 
 from refold.journal.events import RequestSubmitted
-from refold.projections.requests import block_hash, media_identity, root_hash
+from refold.projections.block_hashes import block_hash, media_identity, root_hash
 
 
 class Account:

@@ -32,6 +32,9 @@ def _fault(name: str, sentence: str, *edits: tuple[str, str, str]) -> Fault:
 
 _REQUESTS = "projections.requests:"
 _FOLD = "scheduler.fold:"
+_STEPS = "scheduler.fold_steps:"
+_COUNTERS = "projections.counters:"
+_HASHES = "projections.block_hashes:"
 _PLAN = "scheduler.planning:"
 _COMPLETION = "scheduler.completion:"
 _RESUME_GATE = "request.num_deliverable_stale_tokens > 0"
@@ -40,38 +43,38 @@ EPOCHS = (
     _fault(
         "stale_accumulated",
         "What turns stale is added to what was stale already, though that is still in flight and counted twice.",
-        (_REQUESTS + "raise_epoch", "request.num_stale_output_tokens =", "request.num_stale_output_tokens +="),
+        (_COUNTERS + "raise_epoch", "request.num_stale_output_tokens =", "request.num_stale_output_tokens +="),
     ),
     _fault(
         "in_flight_forgotten",
         "A preemption sets the tokens in flight to zero, though their output will come.",
-        (_REQUESTS + "raise_epoch", "= request.num_in_flight_tokens", "= 0"),
+        (_COUNTERS + "raise_epoch", "= request.num_in_flight_tokens", "= 0"),
     ),
     _fault(
         "epoch_not_raised",
         "A preemption leaves the epoch as it is, so that old output passes for new.",
-        (_REQUESTS + "raise_epoch", "request.epoch += 1", "pass"),
+        (_COUNTERS + "raise_epoch", "request.epoch += 1", "pass"),
     ),
     _fault(
         "placeholders_kept",
         "A preempted request keeps the placeholders of what was in flight.",
-        (_REQUESTS + "raise_epoch", "request.num_output_placeholders = 0", "pass"),
+        (_COUNTERS + "raise_epoch", "request.num_output_placeholders = 0", "pass"),
     ),
     _fault(
         "prompt_kept_in_flight",
         "A preempted request counts what was in flight of its prompt as current, beside counting it as stale.",
-        (_REQUESTS + "raise_epoch", "request.num_prompt_tokens_in_flight = 0", "pass"),
+        (_COUNTERS + "raise_epoch", "request.num_prompt_tokens_in_flight = 0", "pass"),
     ),
     _fault(
         "drafts_kept",
         "A preempted request keeps the drafts that were proposed for it.",
-        (_REQUESTS + "raise_epoch", "request.drafts = []", "pass"),
+        (_COUNTERS + "raise_epoch", "request.drafts = []", "pass"),
     ),
     _fault(
         "stale_settles_placeholders",
         "Stale output is subtracted from the placeholders of the new epoch.",
         (
-            _REQUESTS + "settle_stale",
+            _COUNTERS + "settle_stale",
             "request.num_stale_output_tokens -= n",
             "request.num_stale_output_tokens -= n; request.num_output_placeholders -= 1",
         ),
@@ -80,27 +83,27 @@ EPOCHS = (
         "stale_applies_rejections",
         "The drafts that a stale step rejected are taken from what the new epoch has computed.",
         (
-            _FOLD + "_stale_output_consumed",
-            "requests.settle_stale(request, n, deliverable)",
-            "requests.settle_stale(request, n, deliverable); request.num_computed_tokens -= n - count if count else 0",
+            _STEPS + "stale_output_consumed",
+            "counters.settle_stale(request, n, deliverable)",
+            "counters.settle_stale(request, n, deliverable); request.num_computed_tokens -= n - count if count else 0",
         ),
     ),
     _fault(
         "accepted_counted",
         "Stale output leaves the counters by the tokens that came back, not by those that were scheduled.",
         (
-            _FOLD + "_stale_output_consumed",
-            "requests.settle_stale(request, n,",
-            "requests.settle_stale(request, count,",
+            _STEPS + "stale_output_consumed",
+            "counters.settle_stale(request, n,",
+            "counters.settle_stale(request, count,",
         ),
     ),
     _fault(
         "finished_not_drained",
         "Stale output of a request that has finished is skipped before it is counted.",
         (
-            _FOLD + "_stale_output_consumed",
-            "requests.settle_stale(request, n, deliverable)",
-            "request.finish_reason or requests.settle_stale(request, n, deliverable)",
+            _STEPS + "stale_output_consumed",
+            "counters.settle_stale(request, n, deliverable)",
+            "request.finish_reason or counters.settle_stale(request, n, deliverable)",
         ),
     ),
     _fault(
@@ -112,7 +115,7 @@ EPOCHS = (
         "resume_before_drain",
         "A preempted request comes back while its deliverable stale output is still in flight.",
         ("scheduler.shaping:passed_over", _RESUME_GATE, "False"),
-        (_FOLD + "_admit", "assert request.num_deliverable_stale_tokens == 0", "assert True"),
+        (_STEPS + "_admit", "assert request.num_deliverable_stale_tokens == 0", "assert True"),
     ),
     _fault(
         "resume_before_drain_half",
@@ -133,7 +136,7 @@ EPOCHS = (
         "dropped_delivered",
         "Output marked to be dropped is delivered all the same.",
         (_COMPLETION + "_completed", 'delivered=policy == "deliver" and count > 0', "delivered=count > 0"),
-        (_FOLD + "_stale_output_consumed", "assert deliverable or not delivered", "assert True"),
+        (_STEPS + "stale_output_consumed", "assert deliverable or not delivered", "assert True"),
     ),
     _fault(
         "stale_never_finishes",
@@ -146,7 +149,7 @@ COMPLETION = (
     _fault(
         "rejected_stay_computed",
         "Rejected drafts stay counted as computed.",
-        (_REQUESTS + "settle_drafts", "request.num_computed_tokens -= rejected", "pass"),
+        (_COUNTERS + "settle_drafts", "request.num_computed_tokens -= drafts + 1 - count", "pass"),
     ),
     _fault(
         "trim_forgotten",
@@ -247,7 +250,7 @@ BLOCKS = (
         "published_at_schedule",
         "A block is published as soon as one of its places is scheduled, not when all are.",
         (
-            _FOLD + "_publish_known",
+            _STEPS + "_publish_known",
             "full = (event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size",
             "full = -(-(event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size)",
         ),
@@ -268,20 +271,20 @@ BLOCKS = (
         "rejected_published",
         "A block is published with the last token's place in it, which was never computed.",
         (
-            _FOLD + "_resolve",
+            _STEPS + "_resolve",
             "(len(request.tokens) - 1) // block_size",
             "len(request.tokens) // block_size",
         ),
-        (_REQUESTS + "settle_decodes", "if over or block_size == 1:", "if True:"),
-        (_REQUESTS + "settle_drafts", "if over < count:", "if True:"),
+        (_COUNTERS + "settle_decodes", "if over or block_size == 1:", "if True:"),
+        (_COUNTERS + "settle_drafts", "if over < count:", "if True:"),
     ),
     _fault(
         "published_for_another_epoch",
         "A step publishes for a request that has since been preempted.",
         (
-            _FOLD + "_stale_output_consumed",
-            "            requests.append_stale(",
-            "            step.filled.append(request); requests.append_stale(",
+            _STEPS + "stale_output_consumed",
+            "            counters.append_stale(",
+            "            step.filled.append(request); counters.append_stale(",
         ),
     ),
     _fault(
@@ -301,18 +304,18 @@ BLOCKS = (
     _fault(
         "salt_ignored",
         "Tenants with different salts share blocks.",
-        (_REQUESTS + "root_hash", "\\x00{cache_salt}", ""),
+        (_HASHES + "root_hash", "\\x00{cache_salt}", ""),
     ),
     _fault(
         "adapter_ignored",
         "Requests of different adapters share blocks.",
-        (_REQUESTS + "root_hash", "{adapter}\\x00", ""),
+        (_HASHES + "root_hash", "{adapter}\\x00", ""),
     ),
     _fault(
         "parent_ignored",
         "A block's hash leaves out what comes before it.",
         (
-            _REQUESTS + "block_hash",
+            _HASHES + "block_hash",
             "hashlib.sha256(parent + packed_tokens + media)",
             "hashlib.sha256(packed_tokens + media)",
         ),
@@ -321,7 +324,7 @@ BLOCKS = (
         "media_ignored",
         "Two pictures are the same picture: their places hold the same tokens.",
         (
-            _REQUESTS + "block_hash",
+            _HASHES + "block_hash",
             "hashlib.sha256(parent + packed_tokens + media)",
             "hashlib.sha256(parent + packed_tokens)",
         ),
@@ -372,7 +375,8 @@ BLOCKS = (
     _fault(
         "head_first",
         "A table is given back head first, so that the head of a prefix goes first.",
-        ("projections.blocks:release", "for block in reversed(block_ids):", "for block in block_ids:"),
+        ("projections.blocks:release", "list(reversed(block_ids))", "list(block_ids)"),
+        ("projections.blocks:release", "for block in reversed(block_ids) if", "for block in block_ids if"),
     ),
 )
 
@@ -382,7 +386,7 @@ PLANNING = (
         "One step too many is planned for a request whose last token is in flight.",
         (_PLAN + "_plan_alone", "if end >= request.max_total_tokens:", "if end > request.max_total_tokens:"),
         (_PLAN + "_is_decode", "first + n >= request.max_total_tokens", "first + n > request.max_total_tokens"),
-        (_REQUESTS + "note_plain", "request.max_total_tokens - 1", "request.max_total_tokens"),
+        (_COUNTERS + "note_plain", "request.max_total_tokens - 1", "request.max_total_tokens"),
     ),
     _fault(
         "early_stop_early",
@@ -393,17 +397,17 @@ PLANNING = (
     _fault(
         "plain_without_a_block",
         "A decode that needs a block is planned as one that needs nothing.",
-        (_REQUESTS + "note_plain", "min(len(request.block_ids) * block_size, ", "min(1 << 30, "),
+        (_COUNTERS + "note_plain", "min(len(request.block_ids) * block_size, ", "min(1 << 30, "),
     ),
     _fault(
         "plain_with_drafts",
         "Drafts that are attached to a request wait until it next needs a block.",
-        (_REQUESTS + "attach_drafts", "request.plain_until = 0", "pass"),
+        (_COUNTERS + "attach_drafts", "request.plain_until = 0", "pass"),
     ),
     _fault(
         "plain_with_a_hash",
         "A known hash isn't published before its request next needs a block.",
-        (_REQUESTS + "extend_block_hashes", "request.plain_until = 0", "pass"),
+        (_HASHES + "extend_block_hashes", "request.plain_until = 0", "pass"),
     ),
     _fault(
         "window_overfull",
@@ -461,7 +465,7 @@ PLANNING = (
     _fault(
         "cadence_forgotten",
         "The step in which a request sampled last isn't kept.",
-        (_REQUESTS + "schedule", "request.last_sampling_step = step", "pass"),
+        (_COUNTERS + "schedule", "request.last_sampling_step = step", "pass"),
     ),
     _fault(
         "pause_ignored",
@@ -491,7 +495,7 @@ PLANNING = (
     _fault(
         "drafts_not_cleared",
         "Drafts stay attached after the step that verifies them.",
-        (_REQUESTS + "schedule_drafts", "request.drafts = []", "pass"),
+        (_COUNTERS + "schedule_drafts", "request.drafts = []", "pass"),
     ),
     _fault(
         "drafts_past_the_end",
@@ -499,7 +503,7 @@ PLANNING = (
         ("scheduler.shaping:_most_drafts", ", request.max_total_tokens - certain - 1)", ")"),
         (_PLAN + "_is_decode", "first + n >= request.max_total_tokens", "first + 1 >= request.max_total_tokens"),
         (
-            _REQUESTS + "note_plain",
+            _COUNTERS + "note_plain",
             "block_size, request.max_total_tokens - 1) - num_drafts",
             "block_size - num_drafts, request.max_total_tokens - 1)",
         ),
@@ -522,7 +526,7 @@ PLANNING = (
         "event_aliased",
         "A request's block table is the very list that the journal's event holds.",
         (
-            _FOLD + "_allocate",
+            _STEPS + "_allocate",
             "request.block_ids.extend(block_ids)",
             "request.block_ids = request.block_ids + block_ids if request.block_ids else block_ids",
         ),
@@ -608,7 +612,7 @@ SESSIONS = (
         "rewind_keeps_in_flight",
         "The end of a turn leaves what is in flight current.",
         (_FOLD + "_session_turn_ended", 'steps.mark_stale(state.window, request, "drop")', "pass"),
-        (_FOLD + "_session_turn_ended", "requests.raise_epoch(request, 0)", "pass"),
+        (_FOLD + "_session_turn_ended", "counters.raise_epoch(request, 0)", "pass"),
     ),
     _fault(
         "rewind_keeps_computed",
@@ -675,7 +679,7 @@ ENCODER = (
         "encoder_released_early",
         "An encoder output is let go before the places that it fills are certain.",
         (
-            _FOLD + "_output_delivered",
+            _STEPS + "output_delivered",
             "let_go_media(state, request, request.next_position)",
             "let_go_media(state, request, request.num_computed_tokens)",
         ),

@@ -3,8 +3,9 @@
 import random
 
 from refold.journal.events import Media, RequestSubmitted, Sampling
-from refold.projections import requests
-from refold.projections.requests import Request, block_hash, root_hash
+from refold.projections import counters
+from refold.projections.block_hashes import block_hash, media_identity, root_hash
+from refold.projections.requests import Request
 from tests.kit.drive import config
 
 GOLDEN = "8ba44e2414382e521844948aa246615c"
@@ -64,19 +65,19 @@ def test_a_hash_is_the_same_for_ever() -> None:
 def test_appending_token_by_token_gives_the_same_chain_as_all_at_once() -> None:
     request = hashed([0])
     for token in range(1, 19):
-        requests.append_stale(request, [token], 4)
+        counters.append_stale(request, [token], 4)
     assert request.block_hashes == hashes(list(range(19)))
 
 
 def test_without_hashing_nothing_is_hashed() -> None:
     request = hashed([0])
     for token in range(1, 19):
-        requests.append_stale(request, [token], 0)
+        counters.append_stale(request, [token], 0)
     assert request.block_hashes == []
 
 
 def test_one_picture_in_two_sizes_is_two_identities() -> None:
     small, large = Media(digest="cat", start=1, num_tokens=2), Media(digest="cat", start=1, num_tokens=3)
-    assert requests.media_identity([small], 0, 4) != requests.media_identity([large], 0, 4)
-    assert requests.media_identity([small], 0, 4) == requests.media_identity([small], 0, 4)
-    assert requests.media_identity([small], 4, 4) == b"", "it ends before the second block"
+    assert media_identity([small], 0, 4) != media_identity([large], 0, 4)
+    assert media_identity([small], 0, 4) == media_identity([small], 0, 4)
+    assert media_identity([small], 4, 4) == b"", "it ends before the second block"

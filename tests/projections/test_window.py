@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from refold.journal.events import RequestSubmitted, Sampling, StalePolicy, StepScheduled
-from refold.projections import requests, steps
+from refold.projections import counters, requests, steps
 from refold.projections.requests import FINISHED, Request, RequestTable
 from refold.projections.steps import Window
 from tests.kit.drive import config
@@ -62,7 +62,7 @@ class CountersBesideAModel(RuleBasedStateMachine):
             chunk_entries=chunks,
         )
         steps.open_step(self.window, event, chosen)
-        requests.schedule(event.step, chosen, ns, event.first_positions, [i not in chunks for i in range(len(chosen))])
+        counters.schedule(event.step, chosen, ns, event.first_positions, [i not in chunks for i in range(len(chosen))])
         self.steps.append(
             [Entry(r.handle, n, samples=i not in chunks) for i, (r, n) in enumerate(zip(chosen, ns, strict=True))]
         )
@@ -75,12 +75,12 @@ class CountersBesideAModel(RuleBasedStateMachine):
         current = [i for i in range(len(entries)) if i not in step.stale]
         settled = [step.requests[i] for i in current]
         counts = [int(entries[i].samples) for i in current]
-        requests.settle_chunks(settled, [entries[i].n for i in current], counts, [7] * sum(counts), 0)
+        counters.settle_chunks(settled, [entries[i].n for i in current], counts, [7] * sum(counts), 0)
         if current:
             step.delivered = True
             assert steps.resolve(self.window, step, len(current)) is not bool(step.stale)
         for i, policy in sorted(step.stale.items()):
-            requests.settle_stale(step.requests[i], entries[i].n, policy == "deliver")
+            counters.settle_stale(step.requests[i], entries[i].n, policy == "deliver")
             requests.forget_if_drained(self.table, step.requests[i])
         if step.stale:
             assert steps.resolve(self.window, step, len(step.stale))
@@ -101,7 +101,7 @@ class CountersBesideAModel(RuleBasedStateMachine):
     def _bump(self, request: Request, policy: StalePolicy) -> None:
         deliverable, last = steps.mark_stale(self.window, request, policy)
         assert last == steps.last_step_of(self.window, request)
-        requests.raise_epoch(request, deliverable)
+        counters.raise_epoch(request, deliverable)
         requests.forget_computed(request)
         for entries in self.steps:
             for entry in entries:
@@ -113,8 +113,8 @@ class CountersBesideAModel(RuleBasedStateMachine):
         self.window.in_flight.clear()
         self.steps.clear()
         for request in list(self.table.by_handle.values()):
-            requests.lose_in_flight(request)
-            requests.raise_epoch(request, 0)
+            counters.lose_in_flight(request)
+            counters.raise_epoch(request, 0)
             requests.forget_computed(request)
             requests.forget_if_drained(self.table, request)
 
@@ -161,10 +161,10 @@ def test_a_step_has_an_entry() -> None:
 def test_what_was_never_scheduled_does_not_come_back() -> None:
     request = submitted(RequestTable())
     with pytest.raises(AssertionError):
-        requests.settle_chunks([request], [1], [0], [], 0)
+        counters.settle_chunks([request], [1], [0], [], 0)
     request = submitted(RequestTable())
     with pytest.raises(AssertionError):
-        requests.settle_stale(request, 1, True)
+        counters.settle_stale(request, 1, True)
 
 
 def test_handles_are_given_in_order() -> None:

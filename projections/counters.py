@@ -1,0 +1,233 @@
+"""Counters of requests: what is in flight, what is stale, what is known.
+
+The counters that engineers know by name are views over the window of in-flight steps (`refold.projections.steps`):
+
+    num_in_flight_tokens         = sum of n            over the request's entries in flight
+    num_stale_output_tokens      = sum of n            over those of an older epoch
+    num_deliverable_stale_tokens = sum of n            over those of an older epoch marked `deliver`
+    num_sampling_in_flight       = number              of those of the current epoch that sample
+    num_output_placeholders      = sum of (1 + drafts) over those of the current epoch that sample
+
+They are kept incrementally, because the hot path can't sum, and law L2 holds both definitions together. What is stored is what
+a decode changes least: placeholders, the drafts among them, the known tokens computed beside them (of prompts and
+recomputations), and what is stale; the other two counters are sums of these. Each is written in this module only.
+
+Nothing is ever subtracted from a counter of another epoch: an entry that comes back is matched with the epoch it was scheduled
+in, and only entries of the current epoch touch the scheduling counters. So none can go below zero, and none is clamped.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import compress
+
+from refold.projections.block_hashes import extend_block_hashes
+from refold.projections.requests import Request
+
+
+def note_plain(request: Request, block_size: int, num_drafts: int) -> None:
+    """Find out anew until which position a decode of a request that runs needs nothing but its token.
+
+    No block and no limit is reached with up to `num_drafts` drafts, no hash is to be published, and no grammar, media or
+    draft has a say. Whoever adds a known hash or attaches drafts sets it to 0; who comes in is looked at anew.
+    """
+    certain = len(request.tokens) + request.num_output_placeholders
+    if (
+        certain - request.num_computed_tokens != 1
+        or request.grammar
+        or request.media
+        or request.drafts
+        or len(request.block_hashes) > request.num_published_blocks
+    ):
+        request.plain_until = 0
+        return
+    request.plain_until = min(len(request.block_ids) * block_size, request.max_total_tokens - 1) - num_drafts
+
+
+def schedule(
+    step: int,
+    entries: Iterable[Request],
+    num_tokens: Iterable[int],
+    first_positions: Iterable[int],
+    samples: Iterable[bool],
+) -> None:
+    """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
+    for request, n, first, sampling in zip(entries, num_tokens, first_positions, samples, strict=True):
+        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
+        request.num_computed_tokens = first + n
+        if sampling:
+            request.num_output_placeholders += 1
+            request.last_sampling_step = step
+            if n != 1:
+                request.num_prompt_tokens_in_flight += n - 1
+        else:
+            request.num_prompt_tokens_in_flight += n
+
+
+def schedule_decodes(step: int, entries: Iterable[Request], first_positions: Iterable[int]) -> None:
+    """As `schedule`, where each computes one token and samples the next: what nearly every entry is."""
+    for request, first in zip(entries, first_positions, strict=True):
+        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
+        request.num_computed_tokens = first + 1
+        request.num_output_placeholders += 1
+        request.last_sampling_step = step
+
+
+def schedule_drafts(
+    step: int,
+    entries: Iterable[Request],
+    num_tokens: Iterable[int],
+    first_positions: Iterable[int],
+    samples: Iterable[bool],
+    num_drafts: Iterable[int],
+) -> None:
+    """As `schedule`, with drafts among the tokens. Attached drafts are used up, however many fitted."""
+    columns = zip(entries, num_tokens, first_positions, samples, num_drafts, strict=True)
+    for request, n, first, sampling, drafts in columns:
+        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
+        request.num_computed_tokens = first + n
+        if sampling:
+            request.num_output_placeholders += 1 + drafts
+            request.num_drafts_in_flight += drafts
+            request.last_sampling_step = step
+            if n != 1 + drafts:
+                request.num_prompt_tokens_in_flight += n - 1 - drafts
+        else:
+            request.num_prompt_tokens_in_flight += n
+        if request.drafts:
+            request.drafts = []
+
+
+def settle_decodes(
+    entries: Sequence[Request], num_tokens: Sequence[int], token_ids: Iterable[int], block_size: int
+) -> list[Request]:
+    """Count entries of the current epoch that came back with one more token each: what nearly every step is.
+
+    `block_size` 0 means that nothing is hashed. Returns those whose last full block lies before the token: sampling it took
+    that block's keys and values. One pass for counters and tokens, here and below: reaching a request costs more than
+    what is done to it.
+    """
+    _settle_prompts(entries, num_tokens)
+    filled: list[Request] = []
+    for request, token in zip(entries, token_ids, strict=True):
+        placeholders = request.num_output_placeholders = request.num_output_placeholders - 1
+        assert placeholders >= 0, request.request_id
+        tokens = request.tokens
+        tokens.append(token)
+        if block_size and (over := len(tokens) % block_size) < 2:
+            if not over:
+                extend_block_hashes(request, block_size)
+            if over or block_size == 1:
+                filled.append(request)
+    return filled
+
+
+def _settle_prompts(entries: Sequence[Request], num_tokens: Sequence[int]) -> None:
+    """What entries that sampled have computed beside the token: of those who came in with the step, which are its last."""
+    end = len(num_tokens)
+    while end and num_tokens[end - 1] != 1:
+        end -= 1
+        _settle_prompt(entries[end], num_tokens[end] - 1)
+    if num_tokens[:end].count(1) < end:
+        for request, n in zip(entries[:end], num_tokens[:end], strict=True):
+            _settle_prompt(request, n - 1)
+
+
+def _settle_prompt(request: Request, n: int) -> None:
+    left = request.num_prompt_tokens_in_flight = request.num_prompt_tokens_in_flight - n
+    assert left >= 0, (request.request_id, left)
+
+
+def settle_chunks(
+    entries: Sequence[Request],
+    num_tokens: Sequence[int],
+    counts: Sequence[int],
+    token_ids: Iterable[int],
+    block_size: int,
+) -> list[Request]:
+    """As `settle_decodes`, with chunks among them: their `counts` are 0, and they bring nothing."""
+    for request, n, count in zip(entries, num_tokens, counts, strict=True):
+        if not count:
+            _settle_prompt(request, n)
+    sampled = list(compress(num_tokens, counts))
+    return settle_decodes(list(compress(entries, counts)), sampled, token_ids, block_size)
+
+
+def settle_drafts(
+    entries: Iterable[Request],
+    num_tokens: Iterable[int],
+    num_drafts: Iterable[int],
+    counts: Iterable[int],
+    token_ids: Sequence[int],
+    block_size: int,
+) -> list[Request]:
+    """As `settle_decodes`, with drafts: what was rejected, or cut off by a stop, was not computed after all.
+
+    `counts` are the tokens kept of each entry, the one behind the last accepted draft included; 0 for a chunk.
+    """
+    filled: list[Request] = []
+    runs, offset = array("q", token_ids), 0
+    for request, n, drafts, count in zip(entries, num_tokens, num_drafts, counts, strict=True):
+        if not count:
+            assert not drafts, request.request_id
+            _settle_prompt(request, n)
+            continue
+        if n != drafts + 1:
+            _settle_prompt(request, n - drafts - 1)
+        if count <= drafts:
+            request.num_computed_tokens -= drafts + 1 - count
+        assert 1 <= count <= drafts + 1, (request.request_id, count, drafts)
+        request.num_drafts_in_flight -= drafts
+        placeholders = request.num_output_placeholders = request.num_output_placeholders - drafts - 1
+        assert placeholders >= 0, request.request_id
+        tokens = request.tokens
+        tokens += runs[offset : offset + count]
+        offset += count
+        if block_size:
+            over = (len(tokens) - 1) % block_size
+            if over < count:
+                filled.append(request)
+            if over + 1 < count or over + 1 == block_size:
+                extend_block_hashes(request, block_size)
+    assert offset == len(token_ids), (offset, len(token_ids))
+    return filled
+
+
+def settle_stale(request: Request, n: int, deliverable: bool) -> None:
+    """Count an entry of an older epoch that came back: it touches no scheduling counter, whatever its tokens do."""
+    request.num_stale_output_tokens -= n
+    if deliverable:
+        request.num_deliverable_stale_tokens -= n
+    assert request.num_stale_output_tokens >= request.num_deliverable_stale_tokens >= 0, request.request_id
+
+
+def append_stale(request: Request, token_ids: Iterable[int], block_size: int) -> None:
+    """Known tokens that came back stale; `block_size` as above."""
+    request.tokens.extend(token_ids)
+    if block_size:
+        extend_block_hashes(request, block_size)
+
+
+def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
+    """What is in flight stops being current. Assignment, not addition: what was stale already is in flight still."""
+    request.epoch += 1
+    request.num_stale_output_tokens = request.num_in_flight_tokens
+    request.num_deliverable_stale_tokens = num_deliverable_stale_tokens
+    request.num_output_placeholders = 0
+    request.num_drafts_in_flight = 0
+    request.num_prompt_tokens_in_flight = 0
+    request.drafts = []
+
+
+def attach_drafts(request: Request, token_ids: list[int]) -> None:
+    """The next decode verifies these."""
+    request.drafts = token_ids
+    request.plain_until = 0
+
+
+def lose_in_flight(request: Request) -> None:
+    """What was in flight will never come back."""
+    request.num_output_placeholders = 0
+    request.num_drafts_in_flight = 0
+    request.num_prompt_tokens_in_flight = 0
+    request.num_stale_output_tokens = 0
+    request.num_deliverable_stale_tokens = 0
