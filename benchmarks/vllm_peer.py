@@ -18,8 +18,8 @@ Equal on both sides:
 - the garbage collector is on, with everything frozen that lives when the warm-up begins.
 
 Not equal, in vLLM's favour:
-- ours queues every event for the journal inside the measured time (encoding and the disk are the writer's thread, and don't
-  count; that thread shares the interpreter's lock, which costs wall time, not CPU time);
+- ours encodes every event and queues it for the journal inside the measured time (the disk is the writer's thread, and doesn't
+  count; that thread shares the interpreter's lock and the caches, which was measured to cost 5 to 10 % of a step);
 - drafts are those of `ngram_gpu`, which reserves no look-ahead blocks; its statistics are off unless `--log-stats`, though a
   server has them on; what serialising outputs for the front end costs is left out.
 Not equal, in ours:
