@@ -178,7 +178,7 @@ def settle_drafts(
         assert 1 <= count <= drafts + 1, (request.request_id, count, drafts)
         request.num_drafts_in_flight -= drafts
         placeholders = request.num_output_placeholders = request.num_output_placeholders - drafts - 1
-        assert placeholders >= 0, request.request_id
+        assert placeholders >= request.num_drafts_in_flight >= 0, request.request_id
         tokens = request.tokens
         tokens += runs[offset : offset + count]
         offset += count

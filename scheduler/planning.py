@@ -67,6 +67,7 @@ def _plan_running(plan: Plan) -> None:
 
 
 def _plan_each(plan: Plan, start: int) -> None:
+    """All from `start` on alone, as long as there is budget."""
     for index in range(start, plan.num_running):
         if index >= plan.num_running or not plan.token_budget:
             return
