@@ -6,10 +6,8 @@ head is where it will stay.
 """
 
 import contextlib
-import sqlite3
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record, restored, size_of
-from refold.journal.stores import sqlite_engine
+from refold.journal.stores import sqlite_append, sqlite_engine
 from refold.journal.stores.columns import RECORD_COLUMNS, record_to_row
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
@@ -38,9 +36,6 @@ WHERE stream_id = ? AND engine_epoch = ? AND head_position = ? AND head_hash = ?
 """
 _ROW = f"(?{', ?' * len(RECORD_COLUMNS)})"
 _INSERT = f"INSERT INTO journal_records (stream_id, {', '.join(RECORD_COLUMNS)}) VALUES {_ROW}"  # noqa: S608 - columns
-_INSERTS = {num_rows: f"{_INSERT}{f', {_ROW}' * (num_rows - 1)}" for num_rows in (16, 4, 1)}
-"""Statements for so many rows. The driver lets go of the interpreter for each statement, and where the engine is busy it takes
-long to get it back: nine rows one by one cost a first token up to a millisecond."""
 
 
 class SqliteDatabase(Database):
@@ -75,6 +70,7 @@ class SqliteDatabase(Database):
     def prepare_writer(self, connection: sa.Connection) -> None:
         sqlite_engine.enter_wal(connection, self._path)
         sqlite_engine.driver(connection).execute("PRAGMA busy_timeout=0")  # see `begin_immediate`
+        sqlite_append.prepare(sqlite_engine.driver(connection))
 
     def transaction(self, connection: sa.Connection) -> AbstractContextManager[Any]:
         return connection.begin()
@@ -88,21 +84,19 @@ class SqliteDatabase(Database):
     ) -> Head:
         return stored
 
-    def append(self, stream_id: int, before: Head, after: Head, records: Sequence[Record]) -> bool:
+    def append(
+        self,
+        stream_id: int,
+        before: Head,
+        after: Head,  # noqa: ARG002 - the records say it
+        records: Sequence[Record],
+    ) -> bool:
         """Through the driver itself: SQLAlchemy's share of a transaction was measured to be two thirds of its time."""
-        rows = [(stream_id, *record_to_row(record)) for record in records]
-        guard = (stream_id, before.engine_epoch, before.position, before.hash)
         driver = sqlite_engine.driver(self.writing())
         try:
-            sqlite_engine.begin_immediate(driver, self._busy_timeout_s)
-            if driver.execute(_MOVE_HEAD, (after.position, after.hash, *guard)).rowcount != 1:
-                driver.execute("ROLLBACK")
-                return False
-            _insert(driver, rows)
-            driver.commit()
+            return sqlite_append.append(driver, stream_id, before.hash, records, self._busy_timeout_s)
         except sqlite_engine.DRIVER_ERRORS as error:
             raise sa.exc.DBAPIError("append", None, error) from error
-        return True
 
     def append_within(
         self, connection: sa.Connection, stream_id: int, before: Head, after: Head, records: Sequence[Record]
@@ -172,12 +166,3 @@ class SqliteDatabase(Database):
         if self._owner is not None:
             self._owner.release()
             self._owner = None
-
-
-def _insert(driver: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows in as few statements as there are sizes for."""
-    at = 0
-    for num_rows, statement in _INSERTS.items():
-        while len(rows) - at >= num_rows:
-            driver.execute(statement, list(chain.from_iterable(rows[at : at + num_rows])))
-            at += num_rows

@@ -14,6 +14,7 @@ overwritten wherever SQLite had left a copy of it.
 """
 
 import sqlite3
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,19 @@ def begin_immediate(connection: sqlite3.Connection, patience_s: float) -> None:
     Raises:
         sqlite3.Error: nobody else was done in time, or it's no question of time.
     """
+    patiently(connection, "BEGIN IMMEDIATE", (), patience_s)
+
+
+def patiently(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any], patience_s: float) -> None:
+    """Execute a statement that takes the write lock first of all, when whoever else writes is done; see `begin_immediate`.
+
+    Raises:
+        sqlite3.Error: nobody else was done in time, or it's no question of time.
+    """
     patience = Patience(patience_s)
     while True:
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(sql, parameters)
         except sqlite3.OperationalError as error:
             if not is_busy(error) or not patience.wait():
                 raise

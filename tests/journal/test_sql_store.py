@@ -320,17 +320,19 @@ class TestOtherPrograms:
 
 
 class _CommitThatLies(sqlite3.Connection):
-    """A driver whose commit reports an error: after it has committed, or instead of committing."""
+    """A driver whose appends report an error: after they have committed, or instead of it."""
 
     lie = None
 
-    def commit(self):
+    def execute(self, sql, *parameters):
+        if self.lie is None or "INTO appends" not in sql:
+            return super().execute(sql, *parameters)
         if self.lie == "after":
-            super().commit()
-        if self.lie is not None and self.in_transaction is (self.lie == "before"):
-            type(self).lie = None
-            raise sqlite3.OperationalError("disk I/O error")
-        super().commit()
+            super().execute(sql, *parameters)
+        type(self).lie = None
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
 
 
 class TestUnknownCommits:
