@@ -20,9 +20,9 @@ from refold.journal.stores.columns import RECORD_COLUMNS, record_to_row
 _MOST_ROWS = 16
 _HAS_MOVED = "the head has moved"
 _COLUMNS = ", ".join(RECORD_COLUMNS)
-_VIEW = f"CREATE TEMP VIEW appends AS SELECT stream_id, {_COLUMNS}, hash AS previous FROM journal_records"
+_VIEW = f"CREATE TEMP VIEW IF NOT EXISTS appends AS SELECT stream_id, {_COLUMNS}, hash AS previous FROM journal_records"
 _TRIGGER = f"""
-CREATE TEMP TRIGGER append_record INSTEAD OF INSERT ON appends BEGIN
+CREATE TEMP TRIGGER IF NOT EXISTS append_record INSTEAD OF INSERT ON appends BEGIN
     UPDATE journal_streams SET head_position = NEW.position + 1, head_hash = NEW.hash
     WHERE stream_id = NEW.stream_id AND engine_epoch = NEW.engine_epoch
         AND head_position = NEW.position AND head_hash = NEW.previous;
