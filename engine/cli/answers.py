@@ -60,9 +60,13 @@ def asking(journal: str, *, as_is: bool) -> Iterator[Questions]:
     with writable_place(journal) as place:
         if place.is_temporary:
             note(f"refold: {named(journal)} can't be written: projecting it into a temporary file")
-        caught_up(place)
+        is_damaged = any(checkpoint.damage is not None for checkpoint in caught_up(place))
         with questions(place) as asked:
             yield asked
+    if is_damaged:  # the answer is there, and it isn't about the whole journal
+        from refold.engine.cli.failures import UNREADABLE
+
+        raise SystemExit(UNREADABLE)
 
 
 def caught_up(place: Place, *, rebuilds: bool = False) -> list[Checkpoint]:

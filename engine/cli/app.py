@@ -23,8 +23,8 @@ A verb that reads takes the journal as its last argument; without one it takes $
 
 \b
 Exit status: 0 fine, 1 violated or not found, 2 usage or rejected input, 3 journal unreadable, damaged or foreign,
-4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 130 interrupted,
-143 terminated."""
+4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 74 output that can't be
+written, 130 interrupted, 143 terminated."""
 
 
 class Verb(NamedTuple):
@@ -69,12 +69,13 @@ VERBS = {
 
 
 class Settings:
-    """What holds for one run of the command. `command`: with its verb, once that is known."""
+    """What holds for one run of the command. `command`, with its verb, and `journal`: once they are known."""
 
-    __slots__ = ("command", "debug")
+    __slots__ = ("command", "debug", "journal")
 
     def __init__(self) -> None:
         self.command = "refold"
+        self.journal = "JOURNAL"
         self.debug = os.environ.get("REFOLD_DEBUG", "") not in {"", "0"}
 
 
@@ -115,6 +116,7 @@ class VerbGroup(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run the command line and exit; the only place that turns an error into an exit status."""
+        _open_missing_streams()
         self._main_shell_completion(extra, prog_name or "refold", None)
         settings = Settings()
         status = 0
@@ -127,8 +129,19 @@ class VerbGroup(click.Group):
         except click.exceptions.Exit as error:
             status = error.exit_code
         except BaseException as error:  # noqa: BLE001 - the last frame: nothing may pass it as a traceback
-            status = report(error, debug=settings.debug, command=settings.command)
+            status = report(error, debug=settings.debug, command=settings.command, journal=settings.journal)
         sys.exit(status)
+
+
+def _open_missing_streams() -> None:
+    """Give a process that was started without some of the standard streams empty ones: no file of ours may get their numbers."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001

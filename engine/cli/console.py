@@ -24,7 +24,15 @@ DEFAULT_JOURNAL = "refold.db"
 
 def journal_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """`[JOURNAL]`, last."""
-    return click.argument("journal", envvar="REFOLD_JOURNAL", default=DEFAULT_JOURNAL, metavar="[JOURNAL]")(function)
+    return click.argument(
+        "journal", envvar="REFOLD_JOURNAL", default=DEFAULT_JOURNAL, metavar="[JOURNAL]", callback=remembered
+    )(function)
+
+
+def remembered(ctx: click.Context, _parameter: click.Parameter, journal: str) -> str:
+    """The journal, once whoever reports an error knows which it is."""
+    ctx.obj.journal = journal
+    return journal
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

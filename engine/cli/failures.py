@@ -1,6 +1,7 @@
 """Failures: an exception becomes one line, one hint and an exit status."""
 
 import contextlib
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
     from refold.engine.history.replay import Contradiction
 
-NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED, BUG, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 3, 4, 5, 70, 130, 141, 143
+NOT_SO, USAGE, UNREADABLE, TOO_NEW, OWNED = 1, 2, 3, 4, 5
+BUG, UNWRITABLE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 70, 74, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
 _HELP = "`{} --help` shows the options and examples"
+_OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
 _POSTGRESQL_LOCKED = "55P03"
 
@@ -55,15 +58,15 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
     (Fenced, _Blame(OWNED, "another engine has this journal now; what it says is what holds")),
     (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
     (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
-    (JournalError, _Blame(UNREADABLE, "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db")),
+    (JournalError, _Blame(UNREADABLE, "once that is mended, the same command goes on")),
     (Rejected, _Blame(USAGE, _HELP)),
     (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),
     (InvariantViolation, _Blame(BUG, "this is a bug of refold: `refold verify` on the journal reproduces it")),
 )
 
 
-def report(error: BaseException, *, debug: bool, command: str = "refold") -> int:
-    """Say on stderr what went wrong with `command`; returns the exit status."""
+def report(error: BaseException, *, debug: bool, command: str = "refold", journal: str = "JOURNAL") -> int:
+    """Say on stderr what went wrong with `command` on `journal`; returns the exit status."""
     if isinstance(error, BrokenPipeError):
         _silence_stdout()
         return PIPE_CLOSED
@@ -71,7 +74,9 @@ def report(error: BaseException, *, debug: bool, command: str = "refold") -> int
         import traceback
 
         traceback.print_exception(error)
-    line, hint, status = explain(error, command)
+    line, hint, status = explain(error, command, journal)
+    if status == UNWRITABLE:
+        _silence_stdout()
     with contextlib.suppress(OSError, ValueError):
         if line:
             sys.stderr.write(f"refold: {_one_line(line)}\n")
@@ -90,8 +95,8 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def explain(error: BaseException, command: str = "refold") -> tuple[str, str, int]:
-    """The line, the hint and the exit status of an error of `command`, such as `refold run`."""
+def explain(error: BaseException, command: str = "refold", journal: str = "JOURNAL") -> tuple[str, str, int]:
+    """The line, the hint and the exit status of an error of `command`, such as `refold run`, on `journal`."""
     if isinstance(error, Complaint):
         return str(error), error.hint, error.status
     if isinstance(error, click.ClickException):
@@ -101,12 +106,14 @@ def explain(error: BaseException, command: str = "refold") -> tuple[str, str, in
     if isinstance(error, SystemExit):
         return "", "", error.code if isinstance(error.code, int) else BUG
     if isinstance(error, JournalCorrupt) or (isinstance(error, InvariantViolation) and _is_contradiction(error)):
-        return str(error), damage_hint(error), UNREADABLE
+        return str(error), damage_hint(error, journal), UNREADABLE
     for kind, blame in _BLAMES:
         if isinstance(error, kind):
             if blame.status == UNREADABLE and _is_locked(error):
                 return str(error), "wait for the other program, or stop it", OWNED
             return str(error), blame.hint.format(command), blame.status
+    if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:
+        return f"the output can't be written: {error.strerror}", "the journal is as it was, or whole", UNWRITABLE
     if isinstance(error, MemoryError):
         return "out of memory", "ask for fewer blocks or shorter prompts", BUG
     what = f"{type(error).__name__}: {error}"
@@ -125,7 +132,7 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
     if error.kind == "foreign":
         return NO_JOURNAL
     if error.position == 0:
-        return "no record before it can be trusted: restore a backup"
+        return "" if error.kind == "truncated" else "nothing in it can be trusted: restore a backup"
     before = typed("log", journal, options=("--until", error.position - 1))
     return f"the records before it are whole: `{before}` lists them; for the others, restore a backup"
 

@@ -12,6 +12,7 @@ from refold.engine.cli.console import (
     named,
     note,
     reading,
+    remembered,
     verb,
 )
 from refold.engine.cli.failures import BUG, USAGE, Complaint, explain
@@ -47,7 +48,12 @@ _MAX_TITLE = 60
     "--model", default="smollm2", show_default=True, help="smollm2, a GGUF file, a safetensors folder, or simulated."
 )
 @click.option(
-    "--journal", envvar="REFOLD_JOURNAL", default=DEFAULT_JOURNAL, show_default=True, help="Where to keep the journal."
+    "--journal",
+    envvar="REFOLD_JOURNAL",
+    default=DEFAULT_JOURNAL,
+    show_default=True,
+    callback=remembered,
+    help="Where to keep the journal.",
 )
 @sampling_options
 @click.option("--chat/--no-chat", default=None, help="Use the model's chat template; the default where it has one.")

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -254,6 +256,45 @@ def test_a_foreign_file_is_not_sent_to_a_verb_that_refuses_it_too(tmp_path: Path
     assert "letter.txt is not a SQLite file" in result.stderr
     assert "verify" not in result.stderr
     assert "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("streams", "status", "said"),
+    [
+        ("2>&-", 0, ""),
+        (">&-", 0, ""),
+        ("<&-", 0, ""),
+        pytest.param(
+            ">/dev/full",
+            74,
+            "the output can't be written: No space left on device",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here"),
+        ),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_is_no_bug(tmp_path: Path, streams: str, status: int, said: str) -> None:
+    journal = tmp_path / "j.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    command = f"{shlex.quote(sys.executable)} -m refold verify {shlex.quote(str(journal))} {streams}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert said in done.stderr
+    if streams == "2>&-":
+        assert "is whole" in done.stdout
+
+
+@pytest.mark.parametrize("verb", [("audit", "requests"), ("sql", "select 1")], ids=" ".join)
+def test_an_answer_about_a_damaged_journal_says_so_by_its_status(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    journal = tmp_path / "j.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    with closing(sqlite3.connect(journal)) as connection, connection:
+        connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 3")
+    at = (verb[0], journal, *verb[1:]) if verb[0] == "sql" else (*verb, journal)
+    result = refold(*at)
+    assert result.exit_code == 3
+    assert result.stdout
+    assert "about the records before the damage" in result.stderr
+    assert f"refold log --until 2 {journal}" in refold("stalls", journal).stderr
 
 
 def test_what_run_cannot_open_is_not_said_to_be_migrated(tmp_path: Path) -> None:
