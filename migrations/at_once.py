@@ -14,6 +14,9 @@ from refold.journal.stores.tables import VERSION_TABLE
 
 FILE = "today.sql"
 _END = ";\n\n"
+_HEADER = (
+    "-- Written by `python -m refold.migrations write` from the migrations, which are where to change anything.\n\n"
+)
 
 
 def is_blank(connection: sa.Connection) -> bool:
@@ -31,7 +34,7 @@ def make(connection: sa.Connection) -> None:
 def statements() -> tuple[str, ...]:
     """The statements of `today.sql`."""
     text = (files("refold.migrations") / FILE).read_text(encoding="utf-8")
-    return tuple(text.removesuffix(_END).split(_END))
+    return tuple(text.removeprefix(_HEADER).removesuffix(_END).split(_END))
 
 
 def written_down(connection: sa.Connection) -> list[str]:
@@ -55,4 +58,4 @@ def _rows(connection: sa.Connection, table: str) -> list[str]:
 
 def write(made: list[str]) -> None:
     """Write `today.sql`."""
-    Path(str(files("refold.migrations")), FILE).write_text(_END.join(made) + _END, encoding="utf-8")
+    Path(str(files("refold.migrations")), FILE).write_text(_HEADER + _END.join(made) + _END, encoding="utf-8")

@@ -1,3 +1,5 @@
+-- Written by `python -m refold.migrations write` from the migrations, which are where to change anything.
+
 CREATE TABLE refold_schema (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT refold_schema_pkc PRIMARY KEY (version_num)

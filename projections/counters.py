@@ -49,38 +49,12 @@ def schedule(
     num_tokens: Iterable[int],
     first_positions: Iterable[int],
     samples: Iterable[bool],
-) -> None:
-    """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker."""
-    for request, n, first, sampling in zip(entries, num_tokens, first_positions, samples, strict=True):
-        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
-        request.num_computed_tokens = first + n
-        if sampling:
-            request.num_output_placeholders += 1
-            request.last_sampling_step = step
-            if n != 1:
-                request.num_prompt_tokens_in_flight += n - 1
-        else:
-            request.num_prompt_tokens_in_flight += n
-
-
-def schedule_decodes(step: int, entries: Iterable[Request], first_positions: Iterable[int]) -> None:
-    """As `schedule`, where each computes one token and samples the next: what nearly every entry is."""
-    for request, first in zip(entries, first_positions, strict=True):
-        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
-        request.num_computed_tokens = first + 1
-        request.num_output_placeholders += 1
-        request.last_sampling_step = step
-
-
-def schedule_drafts(
-    step: int,
-    entries: Iterable[Request],
-    num_tokens: Iterable[int],
-    first_positions: Iterable[int],
-    samples: Iterable[bool],
     num_drafts: Iterable[int],
 ) -> None:
-    """As `schedule`, with drafts among the tokens. Attached drafts are used up, however many fitted."""
+    """Count entries that enter the window. `num_computed_tokens` is optimistic: it runs ahead of the worker.
+
+    Attached drafts are used up, however many fitted.
+    """
     columns = zip(entries, num_tokens, first_positions, samples, num_drafts, strict=True)
     for request, n, first, sampling, drafts in columns:
         assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
@@ -95,6 +69,15 @@ def schedule_drafts(
             request.num_prompt_tokens_in_flight += n
         if request.drafts:
             request.drafts = []
+
+
+def schedule_decodes(step: int, entries: Iterable[Request], first_positions: Iterable[int]) -> None:
+    """As `schedule`, where each computes one token and samples the next: what nearly every entry is."""
+    for request, first in zip(entries, first_positions, strict=True):
+        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
+        request.num_computed_tokens = first + 1
+        request.num_output_placeholders += 1
+        request.last_sampling_step = step
 
 
 def settle_decodes(

@@ -46,17 +46,14 @@ def _enter_window(state: State, step: InFlightStep, event: StepScheduled, num_ru
     """Count the entries as scheduled. Those who ran already mostly decode, one token each."""
     entries, chunks, start = step.requests, step.chunk_entries, 0
     positions, num_tokens = event.first_positions, event.num_tokens
-    if step.num_drafts or state.config.speculation != "off":
-        drafts = step.num_drafts or repeat(0, len(entries))
-        samples = [entry not in chunks for entry in range(len(entries))]
-        return counters.schedule_drafts(step.step, entries, num_tokens, positions, samples, drafts)
-    if num_tokens[:num_running].count(1) == num_running and not (chunks and min(chunks) < num_running):
+    only_decodes = num_tokens[:num_running].count(1) == num_running and not (chunks and min(chunks) < num_running)
+    if only_decodes and state.config.speculation == "off":
         start = num_running
         counters.schedule_decodes(step.step, entries[:start], positions[:start])
-    if start == len(entries):
-        return None
-    samples = [entry not in chunks for entry in range(start, len(entries))]
-    return counters.schedule(step.step, entries[start:], num_tokens[start:], positions[start:], samples)
+    if start < len(entries):
+        samples = [entry not in chunks for entry in range(start, len(entries))]
+        drafts = step.num_drafts[start:] or [0] * len(samples)
+        counters.schedule(step.step, entries[start:], num_tokens[start:], positions[start:], samples, drafts)
 
 
 def _allocate(state: State, request: Request, block_ids: list[int]) -> list[int]:

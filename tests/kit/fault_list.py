@@ -431,7 +431,11 @@ PLANNING = (
             "return min(wanted, token_budget, cap) if cap else min(wanted, token_budget)",
             "return min(wanted, cap) if cap else wanted",
         ),
-        ("scheduler.scratch:Plan.note_shape", "assert 1 <= shape.num_tokens <= self.token_budget", "assert 1 <= n"),
+        (
+            "scheduler.scratch:Plan.note_shape",
+            "assert 1 <= shape.num_tokens <= self.token_budget",
+            "assert 1 <= shape.num_tokens",
+        ),
     ),
     _fault(
         "prefill_cap_ignored",
@@ -466,6 +470,7 @@ PLANNING = (
         "cadence_forgotten",
         "The step in which a request sampled last isn't kept.",
         (_COUNTERS + "schedule", "request.last_sampling_step = step", "pass"),
+        (_COUNTERS + "schedule_decodes", "request.last_sampling_step = step", "pass"),
     ),
     _fault(
         "pause_ignored",
@@ -495,7 +500,7 @@ PLANNING = (
     _fault(
         "drafts_not_cleared",
         "Drafts stay attached after the step that verifies them.",
-        (_COUNTERS + "schedule_drafts", "request.drafts = []", "pass"),
+        (_COUNTERS + "schedule", "request.drafts = []", "pass"),
     ),
     _fault(
         "drafts_past_the_end",

@@ -62,7 +62,8 @@ class CountersBesideAModel(RuleBasedStateMachine):
             chunk_entries=chunks,
         )
         steps.open_step(self.window, event, chosen)
-        counters.schedule(event.step, chosen, ns, event.first_positions, [i not in chunks for i in range(len(chosen))])
+        samples = [i not in chunks for i in range(len(chosen))]
+        counters.schedule(event.step, chosen, ns, event.first_positions, samples, [0] * len(chosen))
         self.steps.append(
             [Entry(r.handle, n, samples=i not in chunks) for i, (r, n) in enumerate(zip(chosen, ns, strict=True))]
         )
