@@ -110,13 +110,19 @@ def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -
 
 
 def publish(pool: BlockPool, block_ids: Sequence[int], content_hashes: Sequence[bytes], step: int | None) -> None:
-    """Make owned blocks findable by their contents; provisionally until `step` has come back, at once if None."""
+    """Make owned blocks findable by their contents; provisionally until `step` has come back, at once if None.
+
+    Of several with one content the first is found.
+    """
     hashes, by_hash = pool.hashes, pool.block_by_hash
     assert all(map(pool.ref_counts.__getitem__, block_ids)), block_ids
-    if any(map(hashes.__getitem__, block_ids)) or not by_hash.keys().isdisjoint(content_hashes):
-        pairs = zip(block_ids, content_hashes, strict=True)
-        new = [(block, content) for block, content in pairs if hashes[block] is None and content not in by_hash]
-        block_ids, content_hashes = [block for block, _ in new], [content for _, content in new]
+    unique = len(content_hashes) == 1 or len(set(content_hashes)) == len(content_hashes)
+    if not unique or any(map(hashes.__getitem__, block_ids)) or not by_hash.keys().isdisjoint(content_hashes):
+        new: dict[bytes, int] = {}
+        for block, content_hash in zip(block_ids, content_hashes, strict=True):
+            if hashes[block] is None and content_hash not in by_hash:
+                new.setdefault(content_hash, block)
+        block_ids, content_hashes = list(new.values()), list(new)
     for block, content_hash in zip(block_ids, content_hashes, strict=True):
         hashes[block] = content_hash
         by_hash[content_hash] = block

@@ -8,31 +8,34 @@ The counters that engineers know by name are views over the window of in-flight 
     num_sampling_in_flight       = number              of those of the current epoch that sample
     num_output_placeholders      = sum of (1 + drafts) over those of the current epoch that sample
 
-They are kept incrementally, because the hot path can't sum, and law L2 holds both definitions together. What is stored is what
-a decode changes least: placeholders, the drafts among them, the known tokens computed beside them (of prompts and
-recomputations), and what is stale; the other two counters are sums of these. Each is written in this module only.
+The hot path can't sum, so what is stored is what a decode changes least: the drafts among the placeholders, the known tokens
+computed beside them (of prompts and recomputations), and what is stale. Placeholders follow from what is computed and what is
+known: whoever samples computes the last known place or one beyond, each entry in flight one further (with drafts, as many
+more), and what comes back makes known what was beyond. The others are sums. Law L2 holds both definitions together. Each is
+written in this module only, but for what is computed, which a request forgets when it loses its blocks.
 
 Nothing is ever subtracted from a counter of another epoch: an entry that comes back is matched with the epoch it was scheduled
 in, and only entries of the current epoch touch the scheduling counters. So none can go below zero, and none is clamped.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import compress
 
 from refold.projections.block_hashes import extend_block_hashes
 from refold.projections.requests import Request
+from refold.projections.steps import InFlightStep
 
 
 def note_plain(request: Request, block_size: int, num_drafts: int) -> None:
     """Find out anew until which position a decode of a request that runs needs nothing but its token.
 
-    No block and no limit is reached with up to `num_drafts` drafts, no hash is to be published, and no grammar, media or
-    draft has a say. Whoever adds a known hash or attaches drafts sets it to 0; who comes in is looked at anew.
+    No border of a block and no limit is reached with up to `num_drafts` drafts, no hash is to be published, and no grammar,
+    media or draft has a say. Whoever adds a known hash or attaches drafts sets it to 0; who comes in is looked at anew.
     """
-    certain = len(request.tokens) + request.num_output_placeholders
+    first = request.num_computed_tokens
     if (
-        certain - request.num_computed_tokens != 1
+        first + 1 < len(request.tokens)
         or request.grammar
         or request.media
         or request.drafts
@@ -40,7 +43,8 @@ def note_plain(request: Request, block_size: int, num_drafts: int) -> None:
     ):
         request.plain_until = 0
         return
-    request.plain_until = min(len(request.block_ids) * block_size, request.max_total_tokens - 1) - num_drafts
+    owned = min(len(request.block_ids), first // block_size + 1) * block_size
+    request.plain_until = min(owned, request.max_total_tokens - 1) - num_drafts
 
 
 def schedule(
@@ -58,61 +62,53 @@ def schedule(
     columns = zip(entries, num_tokens, first_positions, samples, num_drafts, strict=True)
     for request, n, first, sampling, drafts in columns:
         assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
-        request.num_computed_tokens = first + n
+        end = request.num_computed_tokens = first + n
         if sampling:
-            request.num_output_placeholders += 1 + drafts
             request.num_drafts_in_flight += drafts
             request.last_sampling_step = step
             if n != 1 + drafts:
                 request.num_prompt_tokens_in_flight += n - 1 - drafts
+                assert end >= len(request.tokens), (request.request_id, end)
         else:
             request.num_prompt_tokens_in_flight += n
+            assert end < len(request.tokens), (request.request_id, end)
         if request.drafts:
             request.drafts = []
 
 
-def schedule_decodes(step: int, entries: Iterable[Request], first_positions: Iterable[int]) -> None:
+def schedule_decodes(
+    step: int, entries: Sequence[Request], first_positions: Sequence[int], ends: Iterable[int]
+) -> None:
     """As `schedule`, where each computes one token and samples the next: what nearly every entry is."""
-    for request, first in zip(entries, first_positions, strict=True):
-        assert request.num_computed_tokens == first, (request.request_id, request.num_computed_tokens, first)
-        request.num_computed_tokens = first + 1
-        request.num_output_placeholders += 1
+    computed = [request.num_computed_tokens for request in entries]
+    assert computed == first_positions, (step, computed, first_positions)
+    for request, end in zip(entries, ends, strict=True):
+        request.num_computed_tokens = end
         request.last_sampling_step = step
 
 
-def settle_decodes(
-    entries: Sequence[Request], num_tokens: Sequence[int], token_ids: Iterable[int], block_size: int
-) -> list[Request]:
-    """Count entries of the current epoch that came back with one more token each: what nearly every step is.
+def settle_decodes(step: InFlightStep, token_ids: Sequence[int], block_size: int) -> list[Request]:
+    """Count the entries of a step that came back with one more token each: what nearly every step is.
 
     `block_size` 0 means that nothing is hashed. Returns those whose last full block lies before the token: sampling it took
-    that block's keys and values. One pass for counters and tokens, here and below: reaching a request costs more than
-    what is done to it.
+    that block's keys and values.
     """
-    _settle_prompts(entries, num_tokens)
+    texts = [request.tokens for request in step.requests]
+    lengths = list(map(len, texts))
+    assert lengths == step.sampled_positions and len(token_ids) == len(lengths), (step.step, lengths)
+    deque(map(array.append, texts, token_ids), maxlen=0)
     filled: list[Request] = []
-    for request, token in zip(entries, token_ids, strict=True):
-        placeholders = request.num_output_placeholders = request.num_output_placeholders - 1
-        assert placeholders >= 0, request.request_id
-        tokens = request.tokens
-        tokens.append(token)
-        if block_size and (over := len(tokens) % block_size) < 2:
+    for entry in step.due_entries:
+        request, n = step.requests[entry], step.num_tokens[entry]
+        if n != 1:
+            _settle_prompt(request, n - 1)
+        if block_size:
+            over = len(request.tokens) % block_size
             if not over:
                 extend_block_hashes(request, block_size)
-            if over or block_size == 1:
+            if over == 1 or block_size == 1:
                 filled.append(request)
     return filled
-
-
-def _settle_prompts(entries: Sequence[Request], num_tokens: Sequence[int]) -> None:
-    """What entries that sampled have computed beside the token: of those who came in with the step, which are its last."""
-    end = len(num_tokens)
-    while end and num_tokens[end - 1] != 1:
-        end -= 1
-        _settle_prompt(entries[end], num_tokens[end] - 1)
-    if num_tokens[:end].count(1) < end:
-        for request, n in zip(entries[:end], num_tokens[:end], strict=True):
-            _settle_prompt(request, n - 1)
 
 
 def _settle_prompt(request: Request, n: int) -> None:
@@ -120,22 +116,7 @@ def _settle_prompt(request: Request, n: int) -> None:
     assert left >= 0, (request.request_id, left)
 
 
-def settle_chunks(
-    entries: Sequence[Request],
-    num_tokens: Sequence[int],
-    counts: Sequence[int],
-    token_ids: Iterable[int],
-    block_size: int,
-) -> list[Request]:
-    """As `settle_decodes`, with chunks among them: their `counts` are 0, and they bring nothing."""
-    for request, n, count in zip(entries, num_tokens, counts, strict=True):
-        if not count:
-            _settle_prompt(request, n)
-    sampled = list(compress(num_tokens, counts))
-    return settle_decodes(list(compress(entries, counts)), sampled, token_ids, block_size)
-
-
-def settle_drafts(
+def settle(
     entries: Iterable[Request],
     num_tokens: Iterable[int],
     num_drafts: Iterable[int],
@@ -143,9 +124,9 @@ def settle_drafts(
     token_ids: Sequence[int],
     block_size: int,
 ) -> list[Request]:
-    """As `settle_decodes`, with drafts: what was rejected, or cut off by a stop, was not computed after all.
+    """Count entries of the current epoch that came back: chunks, and samples with drafts or without.
 
-    `counts` are the tokens kept of each entry, the one behind the last accepted draft included; 0 for a chunk.
+    What was rejected, or cut off by a stop, was not computed after all. `counts` are the tokens kept of each entry, the one behind the last accepted draft included; 0 for a chunk.
     """
     filled: list[Request] = []
     runs, offset = array("q", token_ids), 0
@@ -159,14 +140,14 @@ def settle_drafts(
         if count <= drafts:
             request.num_computed_tokens -= drafts + 1 - count
         assert 1 <= count <= drafts + 1, (request.request_id, count, drafts)
-        request.num_drafts_in_flight -= drafts
-        placeholders = request.num_output_placeholders = request.num_output_placeholders - drafts - 1
-        assert placeholders >= request.num_drafts_in_flight >= 0, request.request_id
+        left = request.num_drafts_in_flight = request.num_drafts_in_flight - drafts
         tokens = request.tokens
         tokens += runs[offset : offset + count]
         offset += count
+        last = len(tokens) - 1
+        assert request.num_computed_tokens - last >= left >= 0, (request.request_id, left)
         if block_size:
-            over = (len(tokens) - 1) % block_size
+            over = last % block_size
             if over < count:
                 filled.append(request)
             if over + 1 < count or over + 1 == block_size:
@@ -195,7 +176,6 @@ def raise_epoch(request: Request, num_deliverable_stale_tokens: int) -> None:
     request.epoch += 1
     request.num_stale_output_tokens = request.num_in_flight_tokens
     request.num_deliverable_stale_tokens = num_deliverable_stale_tokens
-    request.num_output_placeholders = 0
     request.num_drafts_in_flight = 0
     request.num_prompt_tokens_in_flight = 0
     request.drafts = []
@@ -208,8 +188,7 @@ def attach_drafts(request: Request, token_ids: list[int]) -> None:
 
 
 def lose_in_flight(request: Request) -> None:
-    """What was in flight will never come back."""
-    request.num_output_placeholders = 0
+    """What was in flight will never come back. The placeholders go with what is computed: `forget_computed`."""
     request.num_drafts_in_flight = 0
     request.num_prompt_tokens_in_flight = 0
     request.num_stale_output_tokens = 0

@@ -5,6 +5,7 @@ What a request is, how it begins, ends and takes its turns. Its counters: `refol
 
 from array import array
 from collections import deque
+from functools import lru_cache
 
 from refold.journal.events import EngineConfig, FinishReason, RequestSubmitted, Sampling, SessionExtended
 from refold.projections.block_hashes import extend_block_hashes
@@ -27,7 +28,6 @@ class Progress:
         "last_sampling_step",
         "max_total_tokens",
         "num_computed_tokens",
-        "num_output_placeholders",
         "num_prompt_tokens_in_flight",
         "num_published_blocks",
         "plain_until",
@@ -104,7 +104,6 @@ class Request(Progress):
         self.finish_reason: FinishReason | None = None
         self.epoch = 0
         self.num_computed_tokens = 0
-        self.num_output_placeholders = 0
         self.num_drafts_in_flight = 0
         self.num_prompt_tokens_in_flight = 0
         self.num_stale_output_tokens = 0
@@ -128,6 +127,12 @@ class Request(Progress):
     def next_output_index(self) -> int:
         """The index of the next output, counted over all turns."""
         return len(self.tokens) - self.first_output_position
+
+    @property
+    def num_output_placeholders(self) -> int:
+        """Places for tokens to come: computed, or about to be, beyond the last known token (`refold.projections.counters`)."""
+        ahead = self.num_computed_tokens + 1 - len(self.tokens)
+        return ahead if ahead > 0 else 0
 
     @property
     def num_sampling_in_flight(self) -> int:
@@ -177,9 +182,15 @@ def configure(request: Request, config: EngineConfig) -> None:
     request.max_total_tokens = min(prompt + sampling.max_tokens, config.max_model_len)
     request.min_total_tokens = prompt + sampling.min_tokens
     eos = () if sampling.ignore_eos else config.eos_token_ids
-    request.stop_ids = frozenset((*sampling.stop_token_ids, *eos))
+    request.stop_ids = _one_set(frozenset((*sampling.stop_token_ids, *eos)))
     if config.enable_prefix_caching:
         extend_block_hashes(request, config.block_size)
+
+
+@lru_cache(maxsize=1024)
+def _one_set(stop_ids: frozenset[int]) -> frozenset[int]:
+    """One object for equal sets: a step asks all its requests at once, and most have the same."""
+    return stop_ids
 
 
 def reconfigure(request: Request, config: EngineConfig) -> None:
@@ -209,7 +220,7 @@ def forget_computed(request: Request) -> list[int]:
 
 
 def end_turn(request: Request, time_ns: int) -> None:
-    """A session's turn has ended: go back to what can't be rolled back, and keep the blocks. Before the epoch rises."""
+    """A session's turn has ended: go back to what can't be rolled back, and keep the blocks. After the epoch has risen."""
     request.num_computed_tokens = request.next_position
     assert 0 <= request.num_computed_tokens < len(request.tokens), (request.request_id, request.num_computed_tokens)
     request.idle_since_ns = time_ns

@@ -5,6 +5,7 @@ policy says what to do with its tokens: `deliver` or `drop`. An entry once marke
 its positions have been sampled again since. Steps come back in the order in which they were scheduled.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 
@@ -17,11 +18,15 @@ class InFlightStep:
 
     `delivered`: the current entries have come back, the stale ones are still to be told. `filled`: the requests whose blocks
     it filled with a token not known when it was scheduled, so that the block's hash can be told only when all is back.
+
+    Where every entry samples and nothing can be rejected, `sampled_positions` says which position each samples; else it is empty.
+    `due_entries`: all that may do more than decode one token. The others reach no border of a block and no limit.
     """
 
     __slots__ = (
         "chunk_entries",
         "delivered",
+        "due_entries",
         "encoded",
         "epochs",
         "filled",
@@ -30,6 +35,7 @@ class InFlightStep:
         "num_tokens",
         "num_unresolved",
         "requests",
+        "sampled_positions",
         "stale",
         "step",
         "written",
@@ -47,6 +53,8 @@ class InFlightStep:
         self.stale: dict[int, StalePolicy] = {}
         self.num_unresolved = len(event.handles)
         self.delivered = False
+        self.due_entries: list[int] = []
+        self.sampled_positions: list[int] = []
         self.written: list[int] = []
         self.filled: list[Request] = []
 
@@ -90,12 +98,17 @@ def last_step_of(window: Window, request: Request) -> int | None:
 
 def _entries_of(window: Window, request: Request) -> Iterator[tuple[InFlightStep, int]]:
     for step in window.in_flight if request.num_in_flight_tokens else ():
-        try:
-            entry = step.handles.index(request.handle)
-        except ValueError:
-            continue
-        if entry in step.stale or not step.delivered:
+        entry = _entry_of(step.handles, request.handle)
+        if entry is not None and (entry in step.stale or not step.delivered):
             yield step, entry
+
+
+def _entry_of(handles: list[int], handle: int) -> int | None:
+    """Where a handle is: in a batch by order of arrival, which is sorted, at once."""
+    entry = bisect_left(handles, handle)
+    if entry < len(handles) and handles[entry] == handle:
+        return entry
+    return handles.index(handle) if handle in handles else None
 
 
 def resolve(window: Window, step: InFlightStep, num_entries: int) -> bool:

@@ -9,7 +9,7 @@ A worker is not trusted. An answer in the wrong shape, for the wrong position or
 """
 
 from itertools import accumulate
-from operator import le
+from operator import le, sub
 
 from refold.journal.errors import Rejected, WorkerLost
 from refold.journal.events import (
@@ -65,8 +65,7 @@ def complete_step(state: State, command: CompleteStep) -> list[Event]:
 def _completed(step: InFlightStep, command: CompleteStep) -> list[Event]:
     """The facts of a step whose answer has the right shape."""
     if not (step.stale or command.refused_entries):
-        simple = not (step.chunk_entries or step.num_drafts)
-        return _complete_decode(step, command) if simple else _complete_current(step, command)
+        return _complete_decodes(step, command) if step.sampled_positions else _complete_current(step, command)
     delivered, stale = _Delivered(), _Stale()
     ends: list[Event] = []
     offset = 0
@@ -92,21 +91,24 @@ def _completed(step: InFlightStep, command: CompleteStep) -> list[Event]:
     return _events(step, delivered, stale, ends)
 
 
-def _complete_decode(step: InFlightStep, command: CompleteStep) -> list[Event]:
-    """The common case: every entry is current and sampled one token. Column by column."""
-    lengths = [len(request.tokens) for request in step.requests]
-    if lengths != command.positions:
-        for request, position in zip(step.requests, command.positions, strict=True):
+def _complete_decodes(step: InFlightStep, command: CompleteStep) -> list[Event]:
+    """The common case: every entry is current and sampled one token, the position known beforehand. Column by column."""
+    requests, positions, token_ids = step.requests, step.sampled_positions, command.token_ids
+    if positions != command.positions:
+        for request, position in zip(requests, command.positions, strict=True):
             _check_position(request, step, position)
+    ending = {entry for entry in step.due_entries if positions[entry] + 1 >= requests[entry].max_total_tokens}
+    if not frozenset().union(*{request.stop_ids for request in requests}).isdisjoint(token_ids):
+        pairs = enumerate(zip(requests, token_ids, strict=True))
+        ending.update(entry for entry, (request, token) in pairs if token in request.stop_ids)
     ends: list[Event] = []
-    for request, token, length in zip(step.requests, command.token_ids, lengths, strict=True):
-        if token in request.stop_ids or length + 1 >= request.max_total_tokens:
-            _kept(ends, request, [token], command.time_ns, refused=False)
+    for entry in sorted(ending):
+        _kept(ends, requests[entry], [token_ids[entry]], command.time_ns, refused=False)
     delivered = OutputDelivered(
         step=step.step,
         handles=step.handles,
-        token_ids=command.token_ids,
-        first_output_indices=_first_indices(step, lengths),
+        token_ids=token_ids,
+        first_output_indices=_first_indices(step, positions),
     )
     return [delivered, *ends]
 
@@ -150,7 +152,7 @@ def _counts_kept(step: InFlightStep, command: CompleteStep, lengths: list[int], 
 
 def _first_indices(step: InFlightStep, lengths: list[int]) -> list[int]:
     """The output index of each entry's next token, of requests with `lengths` tokens."""
-    return [n - request.first_output_position for n, request in zip(lengths, step.requests, strict=True)]
+    return list(map(sub, lengths, [request.first_output_position for request in step.requests]))
 
 
 def _cut(command: CompleteStep, counts: list[int]) -> list[int]:

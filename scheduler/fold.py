@@ -108,8 +108,8 @@ def _worker_lost(state: State, event: WorkerLost) -> None:
 
 
 def _start_over(state: State, request: Request) -> None:
-    counters.raise_epoch(request, 0)
     requests.forget_computed(request)
+    counters.raise_epoch(request, 0)
     request.media_held.clear()
     if request.status is RUNNING:
         queues.leave(state.queues, request)
@@ -151,9 +151,9 @@ def _session_turn_ended(state: State, event: SessionTurnEnded) -> None:
     assert event.num_output_tokens == request.num_output_tokens, request.request_id
     assert request.resumable, request.request_id
     queues.leave(state.queues, request)
-    requests.end_turn(request, event.time_ns)
     steps.mark_stale(state.window, request, "drop")
     counters.raise_epoch(request, 0)
+    requests.end_turn(request, event.time_ns)
     if request.chunks:
         _begin_turn(state, request)
     else:

@@ -1,6 +1,7 @@
 """Appliers of what happens to steps: one enters the window, its output comes back. For the fold."""
 
 from itertools import compress, repeat
+from operator import add, sub
 
 from refold.journal.events import Admission, OutputDelivered, StaleOutputConsumed, StepScheduled
 from refold.projections import blocks, counters, encoder, queues, requests, steps, suspicion
@@ -18,48 +19,62 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
     evicted: list[int] = []
     allocations = {allocation.entry: allocation.block_ids for allocation in event.allocations}
-    for entry, block_ids in allocations.items():
-        if entry < num_running:
-            evicted += _allocate(state, entries[entry], block_ids)
+    evicted += _allocate_each(state, [(entries[a.entry], a.block_ids) for a in event.allocations if a.entry < num_running])
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
-    unsettled = [entry for entry, request in enumerate(entries[:num_running]) if not request.plain_until]
-    for entry in unsettled:
-        if len(entries[entry].block_hashes) > entries[entry].num_published_blocks:
-            _publish_known(state, step, event, entry)
+    margin = 2 if state.config.speculation == "off" else 0
+    step.due_entries = _due_entries(entries[:num_running], margin)
+    _publish_known(state, step, event, [entry for entry in step.due_entries if not entries[entry].plain_until])
     for admission in event.admissions:
         entry = admission.entry
         _admit(state, entries[entry], admission)
         if entry in allocations:
-            evicted += _allocate(state, entries[entry], allocations[entry])
-        _publish_known(state, step, event, entry)
+            evicted += _allocate_each(state, [(entries[entry], allocations[entry])])
+        _publish_known(state, step, event, [entry])
     assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
+    step.due_entries += range(num_running, len(entries))
     _enter_window(state, step, event, num_running)
     block_size, num_drafts = state.pool.block_size, state.config.num_speculative_tokens
-    for entry in {*unsettled, *allocations, *range(num_running, len(entries))}:
-        counters.note_plain(entries[entry], block_size, num_drafts)
+    for entry in step.due_entries:
+        request = entries[entry]
+        if request.num_computed_tokens > request.plain_until or entry >= num_running:
+            counters.note_plain(request, block_size, num_drafts)
     for item in event.encoder_inputs:
         hold_media(state, step, entries[item.entry], item)
+
+
+def _due_entries(running: list[Request], margin: int) -> list[int]:
+    """The entries that aren't sure to be plain decodes, or may not be `margin` positions later.
+
+    The token that an entry brings lies one behind the place that it computes; if it's the last of a block, the first of one or
+    at the limit, a margin of 2 has noticed it.
+    """
+    return [e for e, request in enumerate(running) if request.num_computed_tokens + margin >= request.plain_until]
 
 
 def _enter_window(state: State, step: InFlightStep, event: StepScheduled, num_running: int) -> None:
     """Count the entries as scheduled. Those who ran already mostly decode, one token each."""
     entries, chunks, start = step.requests, step.chunk_entries, 0
     positions, num_tokens = event.first_positions, event.num_tokens
-    only_decodes = num_tokens[:num_running].count(1) == num_running and not (chunks and min(chunks) < num_running)
-    if only_decodes and state.config.speculation == "off":
-        start = num_running
-        counters.schedule_decodes(step.step, entries[:start], positions[:start])
+    if state.config.speculation == "off" and not chunks:
+        step.sampled_positions = list(map(add, positions, num_tokens))
+        if num_tokens[:num_running].count(1) == num_running:
+            start = num_running
+            counters.schedule_decodes(step.step, entries[:start], positions[:start], step.sampled_positions[:start])
     if start < len(entries):
         samples = [entry not in chunks for entry in range(start, len(entries))]
         drafts = step.num_drafts[start:] or [0] * len(samples)
         counters.schedule(step.step, entries[start:], num_tokens[start:], positions[start:], samples, drafts)
 
 
-def _allocate(state: State, request: Request, block_ids: list[int]) -> list[int]:
-    assert request.status is RUNNING, request.request_id
-    request.block_ids.extend(block_ids)
-    return blocks.take(state.pool, block_ids)
+def _allocate_each(state: State, allocations: list[tuple[Request, list[int]]]) -> list[int]:
+    """New blocks for requests that run; returns those that lost a content by it."""
+    taken: list[int] = []
+    for request, block_ids in allocations:
+        assert request.status is RUNNING, request.request_id
+        request.block_ids.extend(block_ids)
+        taken += block_ids
+    return blocks.take(state.pool, taken) if taken else taken
 
 
 def _admit(state: State, request: Request, admission: Admission) -> None:
@@ -80,18 +95,21 @@ def _admit(state: State, request: Request, admission: Admission) -> None:
     request.num_computed_tokens = len(admission.hit_block_ids) * state.pool.block_size
 
 
-def _publish_known(state: State, step: InFlightStep, event: StepScheduled, entry: int) -> None:
-    """Publish what an entry of `step` fills with tokens that are known already."""
-    request = step.requests[entry]
-    full = (event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size
-    assert len(request.block_ids) >= full, (request.request_id, len(request.block_ids), full)
-    known = min(full, len(request.block_hashes))
-    if known <= request.num_published_blocks:
-        return
-    new = slice(request.num_published_blocks, known)
-    blocks.publish(state.pool, request.block_ids[new], request.block_hashes[new], step.step)
-    step.written += request.block_ids[new]
-    request.num_published_blocks = known
+def _publish_known(state: State, step: InFlightStep, event: StepScheduled, chosen: list[int]) -> None:
+    """Publish what these entries of `step` fill with tokens that are known already."""
+    block_size, written, hashes = state.pool.block_size, step.written, []
+    num_written = len(written)
+    for entry in chosen:
+        request = step.requests[entry]
+        full = (event.first_positions[entry] + event.num_tokens[entry]) // block_size
+        assert len(request.block_ids) >= full, (request.request_id, len(request.block_ids), full)
+        published, known = request.num_published_blocks, min(full, len(request.block_hashes))
+        if known > published:
+            written += request.block_ids[published:known]
+            hashes += request.block_hashes[published:known]
+            request.num_published_blocks = known
+    if hashes:
+        blocks.publish(state.pool, written[num_written:], hashes, step.step)
 
 
 def output_delivered(state: State, event: OutputDelivered) -> None:
@@ -106,21 +124,27 @@ def output_delivered(state: State, event: OutputDelivered) -> None:
         num_tokens = [num_tokens[i] for i in current]
         num_drafts = [num_drafts[i] for i in current] if num_drafts else []
     assert event.handles == handles, event.step
-    assert event.first_output_indices == [len(r.tokens) - r.first_output_position for r in entries], event.step
+    assert event.first_output_indices == _next_indices(step, entries), event.step
     block_size, tokens = _hashed_block_size(state), event.token_ids
-    if num_drafts:
-        counts = event.counts or repeat(1, len(entries))
-        step.filled = counters.settle_drafts(entries, num_tokens, num_drafts, counts, tokens, block_size)
-    elif event.counts:
-        step.filled = counters.settle_chunks(entries, num_tokens, event.counts, tokens, block_size)
+    if step.sampled_positions and not step.stale:
+        assert not event.counts, event.step
+        step.filled = counters.settle_decodes(step, tokens, block_size)
     else:
-        step.filled = counters.settle_decodes(entries, num_tokens, tokens, block_size)
+        counts, drafts = event.counts or repeat(1, len(entries)), num_drafts or repeat(0, len(entries))
+        step.filled = counters.settle(entries, num_tokens, drafts, counts, tokens, block_size)
     for request in entries if state.encoder.sizes else ():
         let_go_media(state, request, request.next_position)
     if state.suspicion.num_losses or state.suspicion.is_unproved:
         suspicion.got_tokens(state.suspicion, compress(event.handles, event.counts) if event.counts else event.handles)
     step.delivered = True
     _resolve(state, step, len(entries))
+
+
+def _next_indices(step: InFlightStep, current: list[Request]) -> list[int]:
+    """The output index of the next token of each current entry; `settle_decodes` sees to it that the sampled positions are right."""
+    if step.sampled_positions and not step.stale:
+        return list(map(sub, step.sampled_positions, [request.first_output_position for request in current]))
+    return [len(request.tokens) - request.first_output_position for request in current]
 
 
 def _hashed_block_size(state: State) -> int:
@@ -151,13 +175,23 @@ def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
     if not steps.resolve(state.window, step, num_entries):
         return
     blocks.step_came_back(state.pool, step.step, step.written)
+    if step.filled:
+        _publish_filled(state, step.filled)
+
+
+def _publish_filled(state: State, filled: list[Request]) -> None:
+    """Publish blocks that were filled with tokens not known when their step was scheduled."""
     block_size, num_drafts = state.pool.block_size, state.config.num_speculative_tokens
-    for request in step.filled:
+    block_ids: list[int] = []
+    hashes: list[bytes] = []
+    for request in filled:
         # The last token is known but not computed: where drafts were rejected, its place holds another's keys and values.
-        full = (len(request.tokens) - 1) // block_size
-        if full > request.num_published_blocks:
-            new = slice(request.num_published_blocks, full)
-            blocks.publish(state.pool, request.block_ids[new], request.block_hashes[new], None)
+        full, published = (len(request.tokens) - 1) // block_size, request.num_published_blocks
+        if full > published:
+            block_ids += request.block_ids[published:full]
+            hashes += request.block_hashes[published:full]
             request.num_published_blocks = full
             if request.status is RUNNING:
                 counters.note_plain(request, block_size, num_drafts)
+    if hashes:
+        blocks.publish(state.pool, block_ids, hashes, None)

@@ -50,7 +50,6 @@ class RequestImage(Image):
     num_deliverable_stale_tokens: int
     num_drafts_in_flight: int
     num_earlier_outputs: int
-    num_output_placeholders: int
     num_preemptions: int
     num_prompt_tokens: int
     num_prompt_tokens_in_flight: int
@@ -119,6 +118,7 @@ class InFlightStepImage(Image):
 
     chunk_entries: frozenset[int]
     delivered: bool
+    due_entries: list[int]
     encoded: list[str]
     epochs: list[int]
     filled: list[int]
@@ -127,6 +127,7 @@ class InFlightStepImage(Image):
     num_tokens: list[int]
     num_unresolved: int
     requests: list[int]
+    sampled_positions: list[int]
     stale: dict[int, StalePolicy]
     step: int
     written: list[int]

@@ -50,7 +50,7 @@ def _plan_running(plan: Plan) -> None:
     handles = [request.handle for request in running]
     firsts = [request.num_computed_tokens for request in running]
     start = 0
-    for index in [i for i, (first, r) in enumerate(zip(firsts, running, strict=True)) if first >= r.plain_until]:
+    for index in [i for i, request in enumerate(running) if request.num_computed_tokens >= request.plain_until]:
         if index >= plan.num_running:
             break
         request, first = running[index], firsts[index]
@@ -77,7 +77,7 @@ def _plan_each(plan: Plan, start: int) -> None:
 def _is_decode(request: Request, first: int, n: int) -> bool:
     """Whether a request decodes `n` tokens, its drafts included, and nobody has a say in that."""
     return not (
-        len(request.tokens) + request.num_output_placeholders != first + 1
+        len(request.tokens) > first + 1
         or first + n >= request.max_total_tokens
         or request.grammar
         or request.media
@@ -103,15 +103,16 @@ def _end_run(plan: Plan, handles: list[int], firsts: list[int], start: int, stop
 def _take_blocks(plan: Plan, request: Request, end: int, entry: int) -> bool:
     """Blocks for a running request's positions up to `end`, if it has none; False if it can't have them now."""
     block_size, table, published = plan.block_size, request.block_ids, request.num_published_blocks
+    has_news = len(request.block_hashes) > published and bool(plan.state.queues.waiting)
     if end > len(table) * block_size:
         missing = -(-end // block_size) - len(table)
         if (plan.starved or plan.free.num_free < missing) and not make_room(plan, request, missing):
             return False
         new_block_ids = plan.free.take(missing)
         plan.allocations.append(BlockAllocation(entry=entry, block_ids=new_block_ids))
-        if len(request.block_hashes) > published:
+        if has_news:
             table = table + new_block_ids
-    if len(request.block_hashes) > published:
+    if has_news:
         prefix_cache.promise(plan, request, table, published, end // block_size)
     return True
 
