@@ -16,10 +16,10 @@ from refold.engine.submissions import check_request_id
 from refold.journal.codec import encode, events_among
 from refold.journal.errors import JournalError
 from refold.journal.events import RequestQuarantined, RequestSubmitted
+from refold.journal.queued import fresh_salt
 from refold.journal.record import seal
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.stores import open_store
-from refold.journal.writer import fresh_salt
 from refold.scheduler.commands import LiftQuarantine
 from refold.scheduler.decide import decide
 from refold.scheduler.state import State

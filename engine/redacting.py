@@ -16,10 +16,10 @@ from refold.engine.submissions import check_line, check_request_id
 from refold.journal.archives import border_of
 from refold.journal.codec import encode
 from refold.journal.errors import Rejected
+from refold.journal.queued import fresh_salt
 from refold.journal.record import seal
 from refold.journal.store import DEFAULT_STREAM, ErasingStore, JournalStore
 from refold.journal.stores import open_reader, open_store
-from refold.journal.writer import fresh_salt
 from refold.scheduler.commands import RedactContent
 from refold.scheduler.decide import decide
 from refold.scheduler.state import State

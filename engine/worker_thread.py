@@ -7,6 +7,9 @@ than it was asked, or with something that isn't an answer, is lost like one that
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
 
 from refold.engine.checked import short
 from refold.engine.logs import get_logger
@@ -110,6 +113,7 @@ def answer(worker: Worker, order: WorkOrder) -> StepOutput:
             f"worker answered with step {output.step} of generation {output.generation}; "
             f"step {order.scheduled.step} of generation {order.generation} was asked"
         )
+    output = _copied(output)
     for column in (output.counts, output.token_ids, output.positions, output.digests):
         if type(column) is not list or not set(map(type, column)) <= {int}:
             raise WorkerLost(f"worker answered step {output.step} with columns that are no lists of integers")
@@ -118,6 +122,13 @@ def answer(worker: Worker, order: WorkOrder) -> StepOutput:
             f"worker answered step {output.step} with {len(output.digests)} digests for {len(output.token_ids)} tokens"
         )
     return output
+
+
+def _copied(output: StepOutput) -> StepOutput:
+    """The answer with lists that the worker doesn't hold: what was checked is what is delivered and recorded later."""
+    columns = {name: getattr(output, name) for name in ("counts", "token_ids", "positions", "digests")}
+    own: dict[str, Any] = {name: column[:] for name, column in columns.items() if type(column) is list}
+    return msgspec.structs.replace(output, **own)
 
 
 def _close(worker: Worker) -> None:

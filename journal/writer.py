@@ -1,31 +1,28 @@
 """Group commit: one thread between an engine that must not wait for a disk and a store that must.
 
-`append` encodes the events, gives the record its position and returns; it never touches the disk. The thread takes whatever
-has piled up, chains it, and commits it in one transaction: the slower the disk, the larger the groups. After each commit it
+`append` gives the record its position and returns; it never touches the disk. The thread takes whatever has piled up, encodes
+what isn't yet, chains it, and commits it in one transaction: the slower the disk, the larger the groups. After each commit it
 reports the durable position, the count of records that can no longer be lost.
 
 Not every record is waited for: that a step was scheduled concerns nobody until its output is there. Such a record waits a
 little for the next one that is, and goes to disk with it; so an answer finds the disk free, and there are half as many commits.
 
-Encoding happens in `append`, for two reasons. Events that can't be encoded (a lone surrogate in a string, say) fail there,
-before they have a position, and harm nobody else. And what is recorded is what the events said at that moment.
+What may not be encodable is encoded in `append`, the records of steps in the thread: `refold.journal.queued` says why.
 
 When the store fails, the first cause is kept, nothing after it is ever reported durable, and every further `append` and
 `flush` raises it. The writer doesn't retry: the store has already settled whether the failed group is in, and reopening the
 journal reads the head again. The port alone decides what is durable; how long to wait for it is the engine's choice.
 """
 
-import os
 import threading
 import time
-from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from refold.journal.codec import Encoded, encode
 from refold.journal.errors import JournalError
 from refold.journal.events import Event
+from refold.journal.queued import Queued
 from refold.journal.record import Head, Record, head_after, seal
 from refold.journal.store import ErasingStore, JournalStore
 
@@ -39,23 +36,6 @@ _IDLE_S = 1.0
 
 def _ignore(_news: object) -> None:
     """A callback of someone who asks instead."""
-
-
-def _bytes_of(encoded: Encoded) -> int:
-    return len(encoded.body) + len(encoded.content)
-
-
-def fresh_salt() -> str:
-    """96 random bits: nobody finds a content that was erased by trying contents."""
-    return b64encode(os.urandom(12)).decode()
-
-
-class Queued(NamedTuple):
-    """A record on its way: its time, its parts, and the contents that are to be replaced with it, if any."""
-
-    time_ns: int
-    encoded: Encoded
-    contents: Mapping[int, bytes | None] | None = None
 
 
 @runtime_checkable
@@ -136,14 +116,14 @@ class JournalWriter:
         """
         assert events, "a record holds at least one event"
         assert -(1 << 63) <= time_ns < 1 << 63, f"time_ns {time_ns} doesn't fit into 64 bits"
-        encoded = encode(events, fresh_salt())
+        queued = Queued(events, time_ns, contents)
         with self._changed:
             if self._failure is not None:
                 raise self._failure
             if self._closing:
                 raise JournalError("the journal writer is closed: open the journal again")
-            self._pending.append(Queued(time_ns, encoded, contents))
-            self._pending_bytes += _bytes_of(encoded)
+            self._pending.append(queued)
+            self._pending_bytes += queued.num_bytes
             position = self._taken + len(self._pending) - 1
             is_first, was_wanted = position == self._taken, self._wanted > self._taken
             if is_awaited:
@@ -247,7 +227,7 @@ class JournalWriter:
                 if group and self._pending[0].contents is not None:
                     break
                 group.append(self._pending.popleft())
-                num_bytes += _bytes_of(group[-1].encoded)
+                num_bytes += group[-1].num_bytes
                 if group[-1].contents is not None:
                     break
             self._taken += len(group)
@@ -263,14 +243,14 @@ class JournalWriter:
         records: list[Record] = []
         after = head
         for queued in group:
-            records.append(seal(after, queued.time_ns, *queued.encoded))
+            records.append(seal(after, queued.time_ns, *queued.encoded()))
             after = head_after(records[-1])
         stored = self._store_group(records, group[-1].contents)
         assert stored == after, f"the store's head {stored.position} is not the writer's {after.position}"
         self._durable_head = after
         with self._changed:
             self._durable = after.position
-            self._pending_bytes -= sum(_bytes_of(queued.encoded) for queued in group)
+            self._pending_bytes -= sum(queued.num_bytes for queued in group)
             self._changed.notify_all()
         self._on_durable(after.position)
         self._maintain(idle=False)

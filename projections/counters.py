@@ -94,8 +94,8 @@ def settle_decodes(step: InFlightStep, token_ids: Sequence[int], block_size: int
     that block's keys and values.
     """
     texts = [request.tokens for request in step.requests]
-    lengths = list(map(len, texts))
-    assert lengths == step.sampled_positions and len(token_ids) == len(lengths), (step.step, lengths)
+    assert list(map(len, texts)) == step.sampled_positions, step.step
+    assert len(token_ids) == len(texts), (step.step, len(token_ids))
     deque(map(array.append, texts, token_ids), maxlen=0)
     filled: list[Request] = []
     for entry in step.due_entries:

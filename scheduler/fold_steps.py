@@ -19,7 +19,9 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
     evicted: list[int] = []
     allocations = {allocation.entry: allocation.block_ids for allocation in event.allocations}
-    evicted += _allocate_each(state, [(entries[a.entry], a.block_ids) for a in event.allocations if a.entry < num_running])
+    evicted += _allocate_each(
+        state, [(entries[a.entry], a.block_ids) for a in event.allocations if a.entry < num_running]
+    )
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
     margin = 2 if state.config.speculation == "off" else 0

@@ -33,10 +33,10 @@ from refold.journal.events import (
     StateDigest,
     StepScheduled,
 )
+from refold.journal.queued import fresh_salt
 from refold.journal.record import FIRST_WITH_CONTENT, Record
 from refold.journal.surprisals import numbers_per_token
 from refold.journal.verify import Chain
-from refold.journal.writer import fresh_salt
 from refold.scheduler.commands import RedactContent
 from refold.scheduler.redaction import check_over
 from refold.scheduler.state import State, digest

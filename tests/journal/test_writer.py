@@ -6,9 +6,17 @@ import time
 import pytest
 
 from refold import migrations
-from refold.journal.codec import decode
+from refold.journal.codec import decode, encode
 from refold.journal.errors import Fenced, JournalError
-from refold.journal.events import RequestAborted
+from refold.journal.events import (
+    OutputDelivered,
+    RequestAborted,
+    RequestFinished,
+    RequestSubmitted,
+    Sampling,
+    StepScheduled,
+)
+from refold.journal.queued import Queued
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from refold.journal.stores.sql import SqlStore
@@ -188,19 +196,67 @@ def test_events_that_can_not_be_encoded_harm_nobody():
     assert [decode(record)[0].cause for record in store.read()] == ["test", "NUL \0 is fine"]
 
 
-def test_what_is_recorded_is_what_the_events_said_when_they_were_appended():
-    from refold.journal.events import StepScheduled
-
-    store = GatedStore()
+def test_a_prompt_is_recorded_as_it_was_when_it_was_appended():
+    store, prompt = GatedStore(), [5, 6]
     writer = written(store)
     store.gate.clear()
-    handles = [1]
-    writer.append([StepScheduled(step=0, handles=handles, num_tokens=[1], first_positions=[0])], 1)
-    handles.append(2)
+    submitted = RequestSubmitted(
+        handle=1, request_id="r", prompt_token_ids=prompt, sampling=Sampling(seed=1, max_tokens=4), arrival_ns=0
+    )
+    writer.append([submitted], 1)
+    prompt.append(7)
     store.gate.set()
     writer.close()
     (record,) = store.read()
-    assert decode(record)[0].handles == [1]
+    assert decode(record)[0].prompt_token_ids == [5, 6]
+
+
+STEP = StepScheduled(step=0, handles=[1], num_tokens=[1], first_positions=[0])
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [STEP],
+        [OutputDelivered(step=0, handles=[1], token_ids=[7], first_output_indices=[0])],
+        [RequestFinished(handle=1, reason="length", num_output_tokens=1)],
+        [RequestFinished(handle=1, reason="error", num_output_tokens=1, message="NUL \0 is fine")],
+        [STEP, *event(1)],
+    ],
+)
+def test_a_record_is_the_same_whichever_thread_encodes_it(events):
+    store = MemoryStore()
+    writer = written(store)
+    queued = Queued(events, 5, None)
+    writer.append(events, 5)
+    writer.close()
+    (record,) = store.read()
+    assert decode(record) == events
+    assert record.body == queued.encoded().body == encode(events).body
+
+
+def test_a_message_that_cannot_be_encoded_fails_where_it_is_appended():
+    writer = written(MemoryStore())
+    with pytest.raises(UnicodeEncodeError):
+        writer.append([STEP, RequestFinished(handle=1, reason="error", num_output_tokens=1, message="\ud800")], 1)
+    assert writer.append([STEP], 1) == 0
+    assert writer.close() == 1
+
+
+def test_records_of_steps_fill_the_room_that_there_is_before_they_are_encoded():
+    store = GatedStore()
+    writer = written(store, max_pending_bytes=10_000)
+    store.gate.clear()
+    wide = StepScheduled(step=0, handles=list(range(1, 201)), num_tokens=[1] * 200, first_positions=[0] * 200)
+    writer.append([wide], 1)
+    assert writer.has_room
+    writer.append([wide], 1)
+    writer.append([wide], 1)
+    assert not writer.has_room
+    store.gate.set()
+    writer.flush()
+    assert writer.has_room
+    writer.close()
 
 
 def test_closing_is_final_and_idempotent():

@@ -111,6 +111,14 @@ def test_every_step_of_a_journal_would_be_decided_again_from_the_journal_alone(s
     assert digest(state) == digest(drive.state)
 
 
+@pytest.mark.parametrize("seed", range(100, 116))
+def test_an_event_says_for_ever_what_it_said_when_it_was_decided(seed: int) -> None:
+    """The journal's thread encodes it later; nobody may change a list that it holds."""
+    simulation = Simulation(seed)
+    simulation.play()
+    assert [encode(events) for events in simulation.drive.records] == simulation.drive.bytes
+
+
 def test_a_decision_is_that_of_the_bytes_too() -> None:
     """Half a journal, folded from its bytes by another, decides what the first one decided."""
     drive = opened(num_blocks=10, max_in_flight_steps=4)
@@ -135,7 +143,7 @@ def test_a_decision_is_that_of_the_bytes_too() -> None:
 # -- what a digest sees -----------------------------------------------------------------------------------------------
 
 
-DERIVED = {"first_output_position", "plain_until", "stop_ids", "requests", "filled"}
+DERIVED = {"first_output_position", "plain_until", "stop_ids", "requests", "filled", "sampled_positions", "due_entries"}
 """What follows from other fields (a request's stop tokens from its sampling, a step's requests from its handles), or is over
 before its record ends (what a step filled)."""
 

@@ -1,0 +1,71 @@
+"""Records on their way to the disk: when each is encoded.
+
+A record that carries texts of somebody else's, or that is rare, is encoded before it is queued: what can't be encoded (a lone
+surrogate, say) fails there, has no position, and harms nobody else.
+
+A step's records are all numbers, of types that were checked when they came in, and they come by the thousand. They are
+encoded by the writer's thread, while the engine's has already given the worker its next order. Their events are frozen, and
+nobody changes a list that an event holds: the state keeps its own, and what a worker says is copied before it is believed.
+"""
+
+import os
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+
+from refold.journal.codec import Encoded, encode
+from refold.journal.events import (
+    Event,
+    OutputDelivered,
+    RequestFinished,
+    RequestPreempted,
+    StaleOutputConsumed,
+    StepScheduled,
+)
+
+_STEPS = frozenset((StepScheduled, OutputDelivered, StaleOutputConsumed, RequestPreempted, RequestFinished))
+_BYTES_PER_EVENT = 128
+_BYTES_PER_ENTRY = 24  # a step's columns as JSON, about
+
+
+def fresh_salt() -> str:
+    """96 random bits: nobody finds a content that was erased by trying contents."""
+    return b64encode(os.urandom(12)).decode()
+
+
+class Queued:
+    """A record on its way: its time, its parts, and the contents that are to be replaced with it, if any.
+
+    `num_bytes` is what it counts for while it waits: its size, or an estimate where that isn't known yet.
+    """
+
+    __slots__ = ("_encoded", "_events", "contents", "num_bytes", "time_ns")
+
+    def __init__(self, events: Sequence[Event], time_ns: int, contents: Mapping[int, bytes | None] | None) -> None:
+        """Encode the events, unless that can wait.
+
+        Raises:
+            UnicodeEncodeError, TypeError: the events can't be encoded.
+        """
+        self.time_ns = time_ns
+        self.contents = contents
+        self._events = events
+        self._encoded: Encoded | None = None
+        if all(map(_can_wait, events)):
+            self.num_bytes = sum(map(_estimate, events))
+        else:
+            self._encoded = encode(events, fresh_salt())
+            self.num_bytes = len(self._encoded.body) + len(self._encoded.content)
+
+    def encoded(self) -> Encoded:
+        """The record's parts."""
+        return self._encoded or encode(self._events, fresh_salt())
+
+
+def _can_wait(event: Event) -> bool:
+    """Whether an event is sure to be encodable: all numbers, and names that are ours."""
+    return type(event) in _STEPS and not (type(event) is RequestFinished and event.message)
+
+
+def _estimate(event: Event) -> int:
+    entries = event.handles if isinstance(event, StepScheduled | OutputDelivered | StaleOutputConsumed) else ()
+    return _BYTES_PER_EVENT + _BYTES_PER_ENTRY * len(entries)
