@@ -2,7 +2,7 @@
 
 Every block is in exactly one place (law L3):
 
-    owned    reference count >= 1
+    owned    reference count >= 1 (`refold.projections.runs` tells how what many share is counted)
     fenced   count 0, but an entry in flight may still write it; free once that step has come back
     blank    count 0, no known content; taken first, the last freed first
     cached   count 0, content known by hash; taken after the blank ones, the longest unused first
@@ -19,13 +19,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import eq
 
+from refold.projections.runs import Run, exact_counts
+
 
 class BlockPool:
-    """The pool. Changed by the functions of this module only, which appliers call."""
+    """The pool. Changed by the functions of this module only, which appliers call.
+
+    `counts` are the owners of each block, a run as one of them; `runs`, by their last block.
+    """
 
     __slots__ = (
         "block_by_hash",
         "block_size",
+        "counts",
         "fences",
         "free_blank",
         "free_cached",
@@ -33,13 +39,14 @@ class BlockPool:
         "num_blocks",
         "num_fenced",
         "provisional",
-        "ref_counts",
+        "runs",
     )
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.ref_counts = [0] * num_blocks
+        self.counts = [0] * num_blocks
+        self.runs: dict[int, Run] = {}
         self.hashes: list[bytes | None] = [None] * num_blocks
         self.block_by_hash: dict[bytes, int] = {}
         self.free_blank: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks - 1, -1, -1))
@@ -53,14 +60,19 @@ class BlockPool:
         """Blocks that may be taken now, cached ones included."""
         return len(self.free_blank) + len(self.free_cached)
 
+    @property
+    def ref_counts(self) -> list[int]:
+        """How many requests own each block. A list of its own if anything is shared."""
+        return exact_counts(self.counts, self.runs.values()) if self.runs else self.counts
+
     def is_fenced(self, block: int) -> bool:
         """Whether a hashed block is owned by nobody but may still be written: it can be neither taken nor shared."""
-        return self.ref_counts[block] == 0 and block not in self.free_cached
+        return self.counts[block] == 0 and block not in self.free_cached
 
 
 def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
     """Own free blocks. Returns those that lost a cached content by it."""
-    counts, blank = pool.ref_counts, pool.free_blank
+    counts, blank = pool.counts, pool.free_blank
     assert not any(map(counts.__getitem__, block_ids)), block_ids
     for block in block_ids:
         counts[block] = 1
@@ -74,24 +86,52 @@ def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
     return evicted
 
 
-def share(pool: BlockPool, block_ids: Sequence[int]) -> None:
-    """Own blocks whose content is known, together with whoever owns them already."""
-    counts, cached = pool.ref_counts, pool.free_cached
+def share(pool: BlockPool, block_ids: list[int]) -> Run | None:
+    """Own blocks whose content is known, together with whoever owns them already; returns the run they are held by, if any.
+
+    `block_ids` is kept: nobody may change it.
+    """
+    if not block_ids:
+        return None
+    run = pool.runs.get(block_ids[-1])
+    if run is not None and run.block_ids == block_ids:
+        assert pool.counts[block_ids[0]] and pool.counts[block_ids[-1]], block_ids
+        run.num_holders += 1
+        return run
     assert all(map(pool.hashes.__getitem__, block_ids)), block_ids
+    counts, cached = pool.counts, pool.free_cached
     for block in block_ids:
         count = counts[block]
         if count == 0:
             del cached[block]
         counts[block] = count + 1
+    return pool.runs.setdefault(block_ids[-1], Run(block_ids)) if run is None else None
 
 
-def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None) -> None:
+def split(pool: BlockPool, run: Run) -> None:
+    """One who holds a run owns its blocks one by one from now on: it is about to give up some of them."""
+    if run.num_holders == 1:
+        del pool.runs[run.block_ids[-1]]
+        return
+    run.num_holders -= 1
+    for block in run.block_ids:
+        pool.counts[block] += 1
+
+
+def release(pool: BlockPool, block_ids: Sequence[int], fence_step: int | None, run: Run | None = None) -> None:
     """Disown a request's block table, tail first, so that the head of a prefix stays cached longest.
 
-    `fence_step` is the last in-flight step that may still write the blocks, None if there is none.
+    `fence_step` is the last in-flight step that may still write the blocks, None if there is none. `run` is what the table
+    begins with, if it's held as one: its last holder gives up its blocks.
     """
+    if run is not None:
+        run.num_holders -= 1
+        if run.num_holders:
+            block_ids = block_ids[len(run.block_ids) :]
+        else:
+            del pool.runs[run.block_ids[-1]]
     idle: list[int] = []
-    counts = pool.ref_counts
+    counts = pool.counts
     if list(map(counts.__getitem__, block_ids)).count(1) == len(block_ids):  # nobody shares any of them
         for block in block_ids:
             counts[block] = 0
@@ -115,7 +155,7 @@ def publish(pool: BlockPool, block_ids: Sequence[int], content_hashes: Sequence[
     Of several with one content the first is found.
     """
     hashes, by_hash = pool.hashes, pool.block_by_hash
-    assert all(map(pool.ref_counts.__getitem__, block_ids)), block_ids
+    assert all(map(pool.counts.__getitem__, block_ids)), block_ids
     unique = len(content_hashes) == 1 or len(set(content_hashes)) == len(content_hashes)
     if not unique or any(map(hashes.__getitem__, block_ids)) or not by_hash.keys().isdisjoint(content_hashes):
         new: dict[bytes, int] = {}
@@ -151,7 +191,8 @@ def forget_content(pool: BlockPool) -> None:
 
 def forget_unshared(pool: BlockPool, shared: Mapping[int, bytes], provisional: dict[int, int]) -> None:
     """Know the content of `shared` blocks only (block -> hash), and free blocks in an order that tells nothing of the past."""
-    assert all(pool.ref_counts[block] > 1 for block in shared), shared
+    owners = pool.ref_counts
+    assert all(owners[block] > 1 for block in shared), shared
     pool.hashes = [shared.get(block) for block in range(pool.num_blocks)]
     pool.block_by_hash = {content_hash: block for block, content_hash in shared.items()}
     assert len(pool.block_by_hash) == len(shared), shared
@@ -194,7 +235,7 @@ def _lift_fences(pool: BlockPool, step: int) -> None:
 
 
 def _set_free(pool: BlockPool, idle: Iterable[int]) -> None:
-    counts, hashes = pool.ref_counts, pool.hashes
+    counts, hashes = pool.counts, pool.hashes
     for block in idle:
         assert counts[block] == 0, block
         if hashes[block] is None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from refold.journal.events import EngineConfig, FinishReason, RequestSubmitted, Sampling, SessionExtended
 from refold.projections.block_hashes import extend_block_hashes
+from refold.projections.runs import Run
 
 WAITING, RUNNING, PREEMPTED, IDLE, FINISHED = "waiting", "running", "preempted", "idle", "finished"
 
@@ -43,6 +44,7 @@ class Request(Progress):
     its position less this.
     `num_prompt_tokens_in_flight` and `num_drafts_in_flight` are of the current epoch: known tokens that are computed beside the
     placeholders, and drafts, which are placeholders too.
+    `run`: the first blocks of `block_ids`, if they are held as one (`refold.projections.runs`).
     `plain_until`: a decode that starts before this position needs nothing but its token (`note_plain`). Never a promise that
     isn't kept; 0, which promises nothing, is always right.
     """
@@ -70,6 +72,7 @@ class Request(Progress):
         "queue_key",
         "request_id",
         "resumable",
+        "run",
         "sampling",
         "status",
         "tenant",
@@ -110,6 +113,7 @@ class Request(Progress):
         self.num_deliverable_stale_tokens = 0
         self.num_preemptions = 0
         self.block_ids: list[int] = []
+        self.run: Run | None = None
         self.num_published_blocks = 0
         self.block_hashes: list[bytes] = []
         self.plain_until = 0
@@ -214,6 +218,7 @@ def submit(table: RequestTable, event: RequestSubmitted, config: EngineConfig) -
 def forget_computed(request: Request) -> list[int]:
     """Give up everything computed, and return the blocks that held it."""
     released, request.block_ids = request.block_ids, []
+    request.run = None
     request.num_computed_tokens = 0
     request.num_published_blocks = 0
     return released

@@ -162,6 +162,9 @@ def _session_turn_ended(state: State, event: SessionTurnEnded) -> None:
 
 def _begin_turn(state: State, request: Request) -> None:
     """Apply the next chunk of a session that is in no queue, and let it wait for a place: a new one."""
+    if request.run is not None:
+        blocks.split(state.pool, request.run)
+        request.run = None
     released = requests.begin_turn(request, request.chunks.popleft(), state.config)
     blocks.release(state.pool, released, steps.last_step_of(state.window, request))
     asking.note_wishes(state.requests, request)
@@ -185,8 +188,8 @@ def _end_epoch(state: State, request: Request, deliver: bool) -> list[int]:
     """Make what is in flight stale and let the blocks go."""
     deliverable, fence = steps.mark_stale(state.window, request, "deliver" if deliver else "drop")
     counters.raise_epoch(request, deliverable)
-    released = requests.forget_computed(request)
-    blocks.release(state.pool, released, fence)
+    run, released = request.run, requests.forget_computed(request)
+    blocks.release(state.pool, released, fence, run)
     if request.media_held:
         let_go_media(state, request)
     return released

@@ -91,7 +91,7 @@ def _admit(state: State, request: Request, admission: Admission) -> None:
         zip(admission.hit_block_ids, request.block_hashes, strict=False) if state.unknown else ()
     ):
         blocks.believe(state.pool, block, content_hash)
-    blocks.share(state.pool, admission.hit_block_ids)
+    request.run = blocks.share(state.pool, admission.hit_block_ids)
     request.block_ids = list(admission.hit_block_ids)
     request.num_published_blocks = len(admission.hit_block_ids)
     request.num_computed_tokens = len(admission.hit_block_ids) * state.pool.block_size

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from refold.projections.blocks import BlockPool
+from refold.projections.runs import Run
 
 
 class Hit(NamedTuple):
@@ -26,13 +27,25 @@ class FreeBlocks:
     `num_fenced` counts blocks that become free when a step in flight comes back: as good as free, one step later.
     """
 
-    __slots__ = ("_blank", "_cached", "_pool", "_shared", "_yielded", "evicted", "num_fenced", "num_free", "released")
+    __slots__ = (
+        "_blank",
+        "_cached",
+        "_holders",
+        "_pool",
+        "_shared",
+        "_yielded",
+        "evicted",
+        "num_fenced",
+        "num_free",
+        "released",
+    )
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._blank: Iterator[int] = reversed(pool.free_blank)
         self._cached: Iterator[int] = iter(pool.free_cached)
         self.released: dict[int, int] = {}
+        self._holders: dict[Run, int] = {}
         self._yielded: list[int] = []
         self._shared: set[int] = set()
         self.evicted: dict[int, None] = {}
@@ -47,6 +60,9 @@ class FreeBlocks:
             return [self._next() for _ in range(count)]
         if count == 1 and (block := next(self._blank, None)) is not None:
             return [block]
+        if count == 1 and (block := next(self._cached, None)) is not None and block not in self._shared:
+            self.evicted[block] = None
+            return [block]
         taken = list(islice(self._blank, count))
         while len(taken) < count:
             cached = list(islice(self._cached, count - len(taken)))
@@ -59,7 +75,7 @@ class FreeBlocks:
 
     def idle(self, block_ids: list[int]) -> list[int]:
         """Which of these cached blocks nobody owns now: sharing them uses up free blocks."""
-        counts = self._pool.ref_counts
+        counts = self._pool.counts
         return [block for block in block_ids if counts[block] == 0 and block not in self._shared]
 
     def share(self, idle: list[int]) -> None:
@@ -71,11 +87,19 @@ class FreeBlocks:
         """A block that this plan has taken already: whoever shares it uses up nothing."""
         self._shared.add(block)
 
-    def release(self, block_ids: list[int], *, fenced: bool) -> None:
-        """Count what a victim gives back: to the free blocks, or to the fence while a step may still write them."""
-        for block in reversed(block_ids):
-            released = self.released[block] = self.released.get(block, 0) + 1
-            if released < self._pool.ref_counts[block]:
+    def release(self, block_ids: list[int], run: Run | None, *, fenced: bool) -> None:
+        """Count what a victim gives back: to the free blocks, or to the fence while a step may still write them.
+
+        The blocks of its `run` stay owned as long as somebody else holds that.
+        """
+        num_held = 0
+        if run is not None:
+            left = self._holders[run] = self._holders.get(run, run.num_holders) - 1
+            num_held = len(run.block_ids) if left else 0
+        for index in range(len(block_ids) - 1, -1, -1):
+            block = block_ids[index]
+            released = self.released[block] = self.released.get(block, 0) + (index >= num_held)
+            if index < num_held or released < self._pool.counts[block]:
                 continue
             if fenced:
                 self.num_fenced += 1

@@ -90,7 +90,7 @@ class QueuesImage(Image):
 
 
 class BlockPoolImage(Image):
-    """Of a `BlockPool`. `block_by_hash` follows from `hashes`."""
+    """Of a `BlockPool`. `block_by_hash` follows from `hashes`; `ref_counts` are the exact counts, as if there were no runs."""
 
     block_size: int
     fences: list[tuple[int, list[int]]]
@@ -221,10 +221,12 @@ class Imaged(NamedTuple):
 
 IMAGES: dict[type, Imaged] = {
     State: Imaged(StateImage, extra=frozenset({"drained"})),
-    Request: Imaged(RequestImage),
+    Request: Imaged(RequestImage, derived=frozenset({"run"})),
     RequestTable: Imaged(RequestTableImage, derived=frozenset({"asking"})),
     Queues: Imaged(QueuesImage),
-    BlockPool: Imaged(BlockPoolImage, derived=frozenset({"block_by_hash"})),
+    BlockPool: Imaged(
+        BlockPoolImage, derived=frozenset({"block_by_hash", "counts", "runs"}), extra=frozenset({"ref_counts"})
+    ),
     EncoderCache: Imaged(EncoderCacheImage),
     InFlightStep: Imaged(InFlightStepImage),
     Window: Imaged(WindowImage),

@@ -89,6 +89,7 @@ def _check_counters(state: State) -> None:
 def _check_blocks(state: State) -> None:
     pool = state.pool
     owners = [0] * pool.num_blocks
+    _check_runs(state)
     for request in state.requests.by_handle.values():
         for block in request.block_ids:
             owners[block] += 1
@@ -102,6 +103,19 @@ def _check_blocks(state: State) -> None:
     if in_two or owners.count(0) != len(unowned):
         raise broken("L3", f"a block is in no place, or in two: fenced {fenced}, owners {owners}")
     _check_hashes(state, owners)
+
+
+def _check_runs(state: State) -> None:
+    """Whoever holds a run begins with its blocks, and the holders are as many as are counted."""
+    held: dict[int, int] = {}
+    for request in state.requests.by_handle.values():
+        if request.run is not None:
+            run, last = request.run, request.run.block_ids[-1]
+            if request.block_ids[: len(run.block_ids)] != run.block_ids or state.pool.runs.get(last) is not run:
+                raise broken("L3", f"{request.request_id} holds a run that it doesn't begin with")
+            held[last] = held.get(last, 0) + 1
+    if held != {last: run.num_holders for last, run in state.pool.runs.items()}:
+        raise broken("L3", f"runs are held by {held}, counted {[r.num_holders for r in state.pool.runs.values()]}")
 
 
 def _check_hashes(state: State, owners: list[int]) -> None:

@@ -62,7 +62,7 @@ def _with_promises(plan: Plan, hashes: list[bytes], known: list[int]) -> list[in
 
 def _are_owned(plan: Plan, known: list[int]) -> bool:
     """Whether somebody owns each of the blocks just looked up: then they can be shared at once, and it costs no room."""
-    if 0 in map(plan.state.pool.ref_counts.__getitem__, known[plan.num_known_owned :]):
+    if 0 in map(plan.state.pool.counts.__getitem__, known[plan.num_known_owned :]):
         return False
     plan.num_known_owned = min(len(known), len(plan.known_blocks))
     return True
@@ -79,7 +79,7 @@ def _num_usable(plan: Plan, request: Request, known: list[int]) -> int:
     """How many of the known blocks this plan may share: up to the first that it gives away, or that is behind a fence."""
     pool, free = plan.state.pool, plan.free
     for index, (content_hash, block) in enumerate(zip(request.block_hashes, known, strict=False)):
-        idle = pool.ref_counts[block] == 0
+        idle = pool.counts[block] == 0
         if idle and content_hash not in pool.block_by_hash:
             continue  # promised: taken by this very plan, for somebody who is about to write it
         if block in free.released or (idle and (block in free.evicted or pool.is_fenced(block))):

@@ -58,9 +58,10 @@ def content_redacted(state: State, event: ContentRedacted) -> None:
         assert 0 < handle < state.requests.next_handle, handle
         assert handle not in by_handle, f"handle {handle} is not over"
     shared: dict[int, bytes] = {}
+    owners = pool.ref_counts
     for request in by_handle.values():
         for block, content_hash in zip(request.block_ids, request.block_hashes, strict=False):
-            if pool.ref_counts[block] > 1 and pool.hashes[block] is not None:
+            if owners[block] > 1 and pool.hashes[block] is not None:
                 shared.setdefault(block, content_hash)
     provisional = {block: step.step for step in state.window.in_flight for block in step.written if block in shared}
     blocks.forget_unshared(pool, shared, provisional)

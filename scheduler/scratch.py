@@ -160,7 +160,7 @@ class Plan:
         self, victim: Request, reason: PreemptReason, policy: StalePolicy, needy: Request | None, needed: int
     ) -> None:
         self.preemptions.append(preemption(victim, reason, policy, needy, needed, self.free.num_free))
-        self.free.release(victim.block_ids, fenced=victim.num_in_flight_tokens > 0)
+        self.free.release(victim.block_ids, victim.run, fenced=victim.num_in_flight_tokens > 0)
 
     def events(self) -> list[Event]:
         """The plan as facts: the preemptions, then the step if it has an entry."""

@@ -212,7 +212,7 @@ def _request_of(image: RequestImage) -> Request:
     status = _STATUSES.get(image.status)
     if status is None:
         raise ValueError(f"{image.status!r} is no status of a request")
-    return _thing(Request, image, chunks=deque(image.chunks), status=status, tokens=array("q", image.tokens))
+    return _thing(Request, image, chunks=deque(image.chunks), run=None, status=status, tokens=array("q", image.tokens))
 
 
 def _pool_of(image: BlockPoolImage) -> BlockPool:
@@ -220,6 +220,8 @@ def _pool_of(image: BlockPoolImage) -> BlockPool:
         BlockPool,
         image,
         block_by_hash={content: block for block, content in enumerate(image.hashes) if content is not None},
+        counts=image.ref_counts,
+        runs={},
         fences=deque(image.fences),
         free_blank=OrderedDict.fromkeys(image.free_blank),
         free_cached=OrderedDict.fromkeys(image.free_cached),

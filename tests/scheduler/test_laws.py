@@ -97,7 +97,7 @@ def _another_policy(drive: Drive) -> None:
 
 
 def _count_of_owners(drive: Drive) -> None:
-    drive.state.pool.ref_counts[named(drive, "a").block_ids[0]] += 1
+    drive.state.pool.counts[named(drive, "a").block_ids[0]] += 1
 
 
 def _owned_and_free(drive: Drive) -> None:
@@ -122,10 +122,10 @@ def _shared_and_bare(drive: Drive) -> None:
     """The second request shares the first's last block, which is neither full nor hashed."""
     pool, bare = drive.state.pool, named(drive, "a").block_ids[-1]
     mine = named(drive, "b").block_ids.pop()
-    pool.ref_counts[mine] = 0
+    pool.counts[mine] = 0
     pool.free_blank[mine] = None
     named(drive, "b").block_ids.append(bare)
-    pool.ref_counts[bare] += 1
+    pool.counts[bare] += 1
 
 
 def _blank_among_the_cached(drive: Drive) -> None:
@@ -181,7 +181,7 @@ def _drafts_while_preempted(drive: Drive) -> None:
 
 def _blocks_while_waiting(drive: Drive) -> None:
     pool, block = drive.state.pool, named(drive, "a").block_ids.pop()
-    assert pool.ref_counts[block] == 1
+    assert pool.counts[block] == 1
     named(drive, "c").block_ids.append(block)
 
 
