@@ -95,7 +95,7 @@ def share(pool: BlockPool, block_ids: list[int]) -> Run | None:
         return None
     run = pool.runs.get(block_ids[-1])
     if run is not None and run.block_ids == block_ids:
-        assert pool.counts[block_ids[0]] and pool.counts[block_ids[-1]], block_ids
+        assert pool.counts[block_ids[-1]], block_ids
         run.num_holders += 1
         return run
     assert all(map(pool.hashes.__getitem__, block_ids)), block_ids

@@ -93,13 +93,13 @@ def settle_decodes(step: InFlightStep, token_ids: Sequence[int], block_size: int
     `block_size` 0 means that nothing is hashed. Returns those whose last full block lies before the token: sampling it took
     that block's keys and values.
     """
-    texts = [request.tokens for request in step.requests]
+    texts, requests = step.batch.texts, step.requests
     assert list(map(len, texts)) == step.sampled_positions, step.step
     assert len(token_ids) == len(texts), (step.step, len(token_ids))
     deque(map(array.append, texts, token_ids), maxlen=0)
     filled: list[Request] = []
     for entry in step.due_entries:
-        request, n = step.requests[entry], step.num_tokens[entry]
+        request, n = requests[entry], step.num_tokens[entry]
         if n != 1:
             _settle_prompt(request, n - 1)
         if block_size:

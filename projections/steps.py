@@ -7,10 +7,13 @@ its positions have been sampled again since. Steps come back in the order in whi
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from refold.journal.events import StalePolicy, StepScheduled
+from refold.projections.batch import Batch, next_batch
 from refold.projections.requests import Request
+
+_NOBODY = Batch()
 
 
 class InFlightStep:
@@ -24,32 +27,28 @@ class InFlightStep:
     """
 
     __slots__ = (
+        "batch",
         "chunk_entries",
         "delivered",
         "due_entries",
         "encoded",
-        "epochs",
         "filled",
-        "handles",
         "num_drafts",
         "num_tokens",
         "num_unresolved",
-        "requests",
         "sampled_positions",
         "stale",
         "step",
         "written",
     )
 
-    def __init__(self, event: StepScheduled, requests: list[Request]) -> None:
+    def __init__(self, event: StepScheduled, batch: Batch) -> None:
         self.step = event.step
-        self.requests = requests
-        self.handles = event.handles
+        self.batch = batch
         self.num_tokens = event.num_tokens
         self.num_drafts = event.num_drafts
         self.encoded: list[str] = []
         self.chunk_entries = frozenset(event.chunk_entries)
-        self.epochs = [request.epoch for request in requests]
         self.stale: dict[int, StalePolicy] = {}
         self.num_unresolved = len(event.handles)
         self.delivered = False
@@ -57,6 +56,21 @@ class InFlightStep:
         self.sampled_positions: list[int] = []
         self.written: list[int] = []
         self.filled: list[Request] = []
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests, one per entry."""
+        return self.batch.requests
+
+    @property
+    def handles(self) -> list[int]:
+        """Their handles."""
+        return self.batch.handles
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs that they were scheduled in."""
+        return self.batch.epochs
 
 
 class Window:
@@ -69,11 +83,15 @@ class Window:
         self.next_step = 0
 
 
-def open_step(window: Window, event: StepScheduled, requests: list[Request]) -> InFlightStep:
-    """A step enters the window."""
+def open_step(window: Window, event: StepScheduled, by_handle: Mapping[int, Request]) -> InFlightStep:
+    """A step enters the window: who runs already first, then who comes in."""
     assert event.step == window.next_step, (event.step, window.next_step)
     assert len(event.handles) == len(event.num_tokens) == len(event.first_positions) >= 1, event.step
-    step = InFlightStep(event, requests)
+    num_running = event.admissions[0].entry if event.admissions else len(event.handles)
+    last = window.in_flight[-1] if window.in_flight else None
+    old, left = (_NOBODY, ()) if last is None else (last.batch, last.stale)
+    batch = next_batch(old, left, event.handles[:num_running], event.handles[num_running:], by_handle)
+    step = InFlightStep(event, batch)
     window.in_flight.append(step)
     window.next_step += 1
     return step

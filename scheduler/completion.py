@@ -98,7 +98,7 @@ def _complete_decodes(step: InFlightStep, command: CompleteStep) -> list[Event]:
         for request, position in zip(requests, command.positions, strict=True):
             _check_position(request, step, position)
     ending = {entry for entry in step.due_entries if positions[entry] + 1 >= requests[entry].max_total_tokens}
-    if not frozenset().union(*{request.stop_ids for request in requests}).isdisjoint(token_ids):
+    if not step.batch.stop_ids.isdisjoint(token_ids):
         pairs = enumerate(zip(requests, token_ids, strict=True))
         ending.update(entry for entry, (request, token) in pairs if token in request.stop_ids)
     ends: list[Event] = []
@@ -152,7 +152,7 @@ def _counts_kept(step: InFlightStep, command: CompleteStep, lengths: list[int], 
 
 def _first_indices(step: InFlightStep, lengths: list[int]) -> list[int]:
     """The output index of each entry's next token, of requests with `lengths` tokens."""
-    return list(map(sub, lengths, [request.first_output_position for request in step.requests]))
+    return list(map(sub, lengths, step.batch.first_output_positions))
 
 
 def _cut(command: CompleteStep, counts: list[int]) -> list[int]:

@@ -13,8 +13,8 @@ from refold.scheduler.state import State
 
 def step_scheduled(state: State, event: StepScheduled) -> None:
     """Who ran already first, then who comes in, one by one: each may share what those before it are about to write."""
-    entries = list(map(state.requests.by_handle.__getitem__, event.handles))
-    step = steps.open_step(state.window, event, entries)
+    step = steps.open_step(state.window, event, state.requests.by_handle)
+    entries = step.requests
     num_running = event.admissions[0].entry if event.admissions else len(entries)
     assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
     evicted: list[int] = []
@@ -145,7 +145,7 @@ def output_delivered(state: State, event: OutputDelivered) -> None:
 def _next_indices(step: InFlightStep, current: list[Request]) -> list[int]:
     """The output index of the next token of each current entry; `settle_decodes` sees to it that the sampled positions are right."""
     if step.sampled_positions and not step.stale:
-        return list(map(sub, step.sampled_positions, [request.first_output_position for request in current]))
+        return list(map(sub, step.sampled_positions, step.batch.first_output_positions))
     return [len(request.tokens) - request.first_output_position for request in current]
 
 

@@ -228,7 +228,9 @@ IMAGES: dict[type, Imaged] = {
         BlockPoolImage, derived=frozenset({"block_by_hash", "counts", "runs"}), extra=frozenset({"ref_counts"})
     ),
     EncoderCache: Imaged(EncoderCacheImage),
-    InFlightStep: Imaged(InFlightStepImage),
+    InFlightStep: Imaged(
+        InFlightStepImage, derived=frozenset({"batch"}), extra=frozenset({"epochs", "handles", "requests"})
+    ),
     Window: Imaged(WindowImage),
     Output: Imaged(OutputImage),
     Suspicion: Imaged(SuspicionImage),

@@ -14,6 +14,7 @@ Without drafts a placeholder is a token that will come; with them, a request tha
 """
 
 from refold.journal.events import Admission, BlockAllocation, Event
+from refold.projections.batch import without
 from refold.projections.requests import Request
 from refold.scheduler import prefix_cache, shaping
 from refold.scheduler.free_blocks import Hit
@@ -47,8 +48,7 @@ def _plan_running(plan: Plan) -> None:
     running, n = plan.state.queues.running, 1 + plan.num_drafts
     if plan.is_special or n * len(running) > plan.token_budget:
         return _plan_each(plan, 0)
-    handles = [request.handle for request in running]
-    firsts = [request.num_computed_tokens for request in running]
+    handles, firsts = _running_columns(plan)
     start = 0
     for index in [i for i, request in enumerate(running) if request.num_computed_tokens >= request.plain_until]:
         if index >= plan.num_running:
@@ -64,6 +64,16 @@ def _plan_running(plan: Plan) -> None:
             if n * (len(running) - start) > plan.token_budget:
                 return _plan_each(plan, start)
     return _end_run(plan, handles, firsts, start, len(running))
+
+
+def _running_columns(plan: Plan) -> tuple[list[int], list[int]]:
+    """Handles and computed tokens of those who run: mostly the last step's, less those who have left."""
+    running, in_flight = plan.state.queues.running, plan.state.window.in_flight
+    if in_flight and in_flight[-1].sampled_positions:
+        last = in_flight[-1]
+        if without(last.requests, last.stale) == running:
+            return without(last.handles, last.stale), without(last.sampled_positions, last.stale)
+    return [request.handle for request in running], [request.num_computed_tokens for request in running]
 
 
 def _plan_each(plan: Plan, start: int) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from refold.projections.batch import Batch
 from refold.projections.blocks import BlockPool
 from refold.projections.encoder import EncoderCache
 from refold.projections.outbox import MAX_FINISHED, Outbox, Output, TurnEnd
@@ -230,7 +231,9 @@ def _pool_of(image: BlockPoolImage) -> BlockPool:
 
 def _step_of(image: InFlightStepImage, known: dict[int, Request]) -> InFlightStep:
     requests, filled = ([known[handle] for handle in handles] for handles in (image.requests, image.filled))
-    return _thing(InFlightStep, image, requests=requests, filled=filled)
+    batch = Batch(requests)
+    batch.epochs, batch.handles = image.epochs, image.handles
+    return _thing(InFlightStep, image, batch=batch, filled=filled)
 
 
 def _output_of(image: OutputImage) -> Output:
