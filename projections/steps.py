@@ -23,7 +23,8 @@ class InFlightStep:
     it filled with a token not known when it was scheduled, so that the block's hash can be told only when all is back.
 
     Where every entry samples and nothing can be rejected, `sampled_positions` says which position each samples; else it is empty.
-    `due_entries`: all that may do more than decode one token. The others reach no border of a block and no limit.
+    `due_entries`: all that may do more than decode one token; the others reach no border of a block and no limit. Of them,
+    `last_entries` sample their request's last token, as far as that is known beforehand.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class InFlightStep:
         "due_entries",
         "encoded",
         "filled",
+        "last_entries",
         "num_drafts",
         "num_tokens",
         "num_unresolved",
@@ -53,6 +55,7 @@ class InFlightStep:
         self.num_unresolved = len(event.handles)
         self.delivered = False
         self.due_entries: list[int] = []
+        self.last_entries: list[int] = []
         self.sampled_positions: list[int] = []
         self.written: list[int] = []
         self.filled: list[Request] = []
@@ -89,7 +92,7 @@ def open_step(window: Window, event: StepScheduled, by_handle: Mapping[int, Requ
     assert len(event.handles) == len(event.num_tokens) == len(event.first_positions) >= 1, event.step
     num_running = event.admissions[0].entry if event.admissions else len(event.handles)
     last = window.in_flight[-1] if window.in_flight else None
-    old, left = (_NOBODY, ()) if last is None else (last.batch, last.stale)
+    old, left = (_NOBODY, set()) if last is None else (last.batch, {*last.stale, *last.last_entries})
     batch = next_batch(old, left, event.handles[:num_running], event.handles[num_running:], by_handle)
     step = InFlightStep(event, batch)
     window.in_flight.append(step)

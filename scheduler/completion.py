@@ -97,7 +97,7 @@ def _complete_decodes(step: InFlightStep, command: CompleteStep) -> list[Event]:
     if positions != command.positions:
         for request, position in zip(requests, command.positions, strict=True):
             _check_position(request, step, position)
-    ending = {entry for entry in step.due_entries if positions[entry] + 1 >= requests[entry].max_total_tokens}
+    ending = set(step.last_entries)
     if not step.batch.stop_ids.isdisjoint(token_ids):
         pairs = enumerate(zip(requests, token_ids, strict=True))
         ending.update(entry for entry, (request, token) in pairs if token in request.stop_ids)

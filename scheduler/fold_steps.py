@@ -41,6 +41,8 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
         request = entries[entry]
         if request.num_computed_tokens > request.plain_until or entry >= num_running:
             counters.note_plain(request, block_size, num_drafts)
+        if request.num_computed_tokens + 1 >= request.max_total_tokens and step.sampled_positions:
+            step.last_entries.append(entry)
     for item in event.encoder_inputs:
         hold_media(state, step, entries[item.entry], item)
 

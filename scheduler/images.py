@@ -122,6 +122,7 @@ class InFlightStepImage(Image):
     encoded: list[str]
     epochs: list[int]
     filled: list[int]
+    last_entries: list[int]
     handles: list[int]
     num_drafts: list[int]
     num_tokens: list[int]
