@@ -15,9 +15,7 @@ same content stays blank.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress, repeat
-from operator import eq
+from collections.abc import Mapping, Sequence
 
 from refold.projections.runs import Run, exact_counts
 
@@ -25,7 +23,8 @@ from refold.projections.runs import Run, exact_counts
 class BlockPool:
     """The pool. Changed by the functions of this module only, which appliers call.
 
-    `counts` are the owners of each block, a run as one of them; `runs`, by their last block.
+    `counts` are the owners of each block, a run as one of them; `runs`, by their last block. `provisional`: by step in flight,
+    the blocks that it writes and that are published already.
     """
 
     __slots__ = (
@@ -53,7 +52,7 @@ class BlockPool:
         self.free_cached: OrderedDict[int, None] = OrderedDict()
         self.fences: deque[tuple[int, list[int]]] = deque()
         self.num_fenced = 0
-        self.provisional: dict[int, int] = {}
+        self.provisional: dict[int, set[int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -72,16 +71,17 @@ class BlockPool:
 
 def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
     """Own free blocks. Returns those that lost a cached content by it."""
-    counts, blank = pool.counts, pool.free_blank
+    counts, blank, cached = pool.counts, pool.free_blank, pool.free_cached
     assert not any(map(counts.__getitem__, block_ids)), block_ids
+    evicted: list[int] = []
     for block in block_ids:
         counts[block] = 1
-    evicted = [block for block in block_ids if block not in blank]
-    for block in block_ids if not evicted else set(block_ids).difference(evicted):
-        del blank[block]
+        if block in blank:
+            del blank[block]
+        else:
+            del cached[block]
+            evicted.append(block)
     if evicted:
-        for block in evicted:
-            del pool.free_cached[block]
         _unpublish(pool, evicted)
     return evicted
 
@@ -165,16 +165,14 @@ def publish(pool: BlockPool, block_ids: Sequence[int], content_hashes: Sequence[
         block_ids, content_hashes = list(new.values()), list(new)
     for block, content_hash in zip(block_ids, content_hashes, strict=True):
         hashes[block] = content_hash
-        by_hash[content_hash] = block
+    by_hash.update(zip(content_hashes, block_ids, strict=True))
     if step is not None:
-        pool.provisional.update(dict.fromkeys(block_ids, step))
+        pool.provisional.setdefault(step, set()).update(block_ids)
 
 
-def step_came_back(pool: BlockPool, step: int, written: Sequence[int]) -> None:
+def step_came_back(pool: BlockPool, step: int) -> None:
     """Commit what the step wrote, and free what was fenced by it."""
-    provisional = pool.provisional
-    for block in compress(written, map(eq, map(provisional.get, written), repeat(step))):
-        provisional.pop(block, None)
+    pool.provisional.pop(step, None)
     if pool.fences:
         _lift_fences(pool, step)
 
@@ -189,7 +187,7 @@ def forget_content(pool: BlockPool) -> None:
     pool.provisional.clear()
 
 
-def forget_unshared(pool: BlockPool, shared: Mapping[int, bytes], provisional: dict[int, int]) -> None:
+def forget_unshared(pool: BlockPool, shared: Mapping[int, bytes], provisional: dict[int, set[int]]) -> None:
     """Know the content of `shared` blocks only (block -> hash), and free blocks in an order that tells nothing of the past."""
     owners = pool.ref_counts
     assert all(owners[block] > 1 for block in shared), shared
@@ -210,7 +208,8 @@ def believe(pool: BlockPool, block: int, content_hash: bytes) -> None:
     other = pool.block_by_hash.get(content_hash)
     if other is not None:
         pool.hashes[other] = None
-        pool.provisional.pop(other, None)
+        for written in pool.provisional.values():
+            written.discard(other)
         if other in pool.free_cached:
             del pool.free_cached[other]
             pool.free_blank[other] = None
@@ -234,19 +233,16 @@ def _lift_fences(pool: BlockPool, step: int) -> None:
     pool.fences = kept
 
 
-def _set_free(pool: BlockPool, idle: Iterable[int]) -> None:
-    counts, hashes = pool.counts, pool.hashes
+def _set_free(pool: BlockPool, idle: Sequence[int]) -> None:
+    blank, cached, hashes = pool.free_blank, pool.free_cached, pool.hashes
+    assert not any(map(pool.counts.__getitem__, idle)), idle
     for block in idle:
-        assert counts[block] == 0, block
-        if hashes[block] is None:
-            pool.free_blank[block] = None
-        else:
-            pool.free_cached[block] = None
+        (blank if hashes[block] is None else cached)[block] = None
 
 
 def _unpublish(pool: BlockPool, block_ids: Sequence[int]) -> None:
     hashes, by_hash = pool.hashes, pool.block_by_hash
-    assert pool.provisional.keys().isdisjoint(block_ids), block_ids
+    assert all(written.isdisjoint(block_ids) for written in pool.provisional.values()), block_ids
     for block in block_ids:
         content_hash = hashes[block]
         assert content_hash is not None, block

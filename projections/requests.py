@@ -146,7 +146,9 @@ class Request(Progress):
     @property
     def num_in_flight_tokens(self) -> int:
         """Tokens in flight, stale ones included."""
-        return self.num_output_placeholders + self.num_prompt_tokens_in_flight + self.num_stale_output_tokens
+        ahead = self.num_computed_tokens + 1 - len(self.tokens)
+        known = self.num_prompt_tokens_in_flight + self.num_stale_output_tokens
+        return known + ahead if ahead > 0 else known
 
     @property
     def next_position(self) -> int:

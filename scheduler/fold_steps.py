@@ -178,7 +178,7 @@ def stale_output_consumed(state: State, event: StaleOutputConsumed) -> None:
 def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
     if not steps.resolve(state.window, step, num_entries):
         return
-    blocks.step_came_back(state.pool, step.step, step.written)
+    blocks.step_came_back(state.pool, step.step)
     if step.filled:
         _publish_filled(state, step.filled)
 

@@ -99,7 +99,7 @@ class BlockPoolImage(Image):
     hashes: list[bytes | None]
     num_blocks: int
     num_fenced: int
-    provisional: dict[int, int]
+    provisional: dict[int, set[int]]
     ref_counts: list[int]
 
 

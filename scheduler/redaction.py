@@ -63,7 +63,7 @@ def content_redacted(state: State, event: ContentRedacted) -> None:
         for block, content_hash in zip(request.block_ids, request.block_hashes, strict=False):
             if owners[block] > 1 and pool.hashes[block] is not None:
                 shared.setdefault(block, content_hash)
-    provisional = {block: step.step for step in state.window.in_flight for block in step.written if block in shared}
+    provisional = {step.step: shared.keys() & step.written for step in state.window.in_flight}
     blocks.forget_unshared(pool, shared, provisional)
     state.unknown.difference_update(event.handles)
     suspicion.lift(state.suspicion, event.handles)

@@ -101,7 +101,7 @@ def canonical(state: State) -> dict[str, object]:
         "hashes": pool.hashes,
         "free": [list(pool.free_blank), list(pool.free_cached)],
         "fences": [[step, blocks] for step, blocks in pool.fences],
-        "provisional": sorted(pool.provisional.items()),
+        "provisional": sorted((block, step) for step, written in pool.provisional.items() for block in written),
         "in_flight": [_canonical_step(step) for step in state.window.in_flight],
     }
     # Only where there is any: recorded digests of journals without must stay what they are.
