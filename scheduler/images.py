@@ -25,7 +25,7 @@ class Image(msgspec.Struct, array_like=True, gc=False):
 
 
 class RequestImage(Image):
-    """Of a `Request`."""
+    """Of a `Request`. `num_run_blocks`: so many of the first of its blocks are held as a run."""
 
     adapter: str
     arrival_ns: int
@@ -54,6 +54,7 @@ class RequestImage(Image):
     num_prompt_tokens: int
     num_prompt_tokens_in_flight: int
     num_published_blocks: int
+    num_run_blocks: int
     num_stale_output_tokens: int
     plain_until: int
     priority: int
@@ -90,9 +91,10 @@ class QueuesImage(Image):
 
 
 class BlockPoolImage(Image):
-    """Of a `BlockPool`. `block_by_hash` follows from `hashes`; `ref_counts` are the exact counts, as if there were no runs."""
+    """Of a `BlockPool`. `block_by_hash` follows from `hashes`, `runs` from the requests."""
 
     block_size: int
+    counts: list[int]
     fences: list[tuple[int, list[int]]]
     free_blank: list[int]
     free_cached: list[int]
@@ -100,7 +102,6 @@ class BlockPoolImage(Image):
     num_blocks: int
     num_fenced: int
     provisional: dict[int, set[int]]
-    ref_counts: list[int]
 
 
 class EncoderCacheImage(Image):
@@ -114,7 +115,7 @@ class EncoderCacheImage(Image):
 
 
 class InFlightStepImage(Image):
-    """Of an `InFlightStep`; requests by handle."""
+    """Of an `InFlightStep` and its `Batch`; requests by handle."""
 
     chunk_entries: frozenset[int]
     delivered: bool
@@ -122,6 +123,7 @@ class InFlightStepImage(Image):
     encoded: list[str]
     epochs: list[int]
     filled: list[int]
+    first_output_positions: list[int]
     last_entries: list[int]
     handles: list[int]
     num_drafts: list[int]
@@ -130,6 +132,7 @@ class InFlightStepImage(Image):
     requests: list[int]
     sampled_positions: list[int]
     stale: dict[int, StalePolicy]
+    stop_ids: frozenset[int]
     step: int
     written: list[int]
 
@@ -222,15 +225,15 @@ class Imaged(NamedTuple):
 
 IMAGES: dict[type, Imaged] = {
     State: Imaged(StateImage, extra=frozenset({"drained"})),
-    Request: Imaged(RequestImage, derived=frozenset({"run"})),
+    Request: Imaged(RequestImage, derived=frozenset({"run"}), extra=frozenset({"num_run_blocks"})),
     RequestTable: Imaged(RequestTableImage, derived=frozenset({"asking"})),
     Queues: Imaged(QueuesImage),
-    BlockPool: Imaged(
-        BlockPoolImage, derived=frozenset({"block_by_hash", "counts", "runs"}), extra=frozenset({"ref_counts"})
-    ),
+    BlockPool: Imaged(BlockPoolImage, derived=frozenset({"block_by_hash", "runs"})),
     EncoderCache: Imaged(EncoderCacheImage),
     InFlightStep: Imaged(
-        InFlightStepImage, derived=frozenset({"batch"}), extra=frozenset({"epochs", "handles", "requests"})
+        InFlightStepImage,
+        derived=frozenset({"batch"}),
+        extra=frozenset({"epochs", "first_output_positions", "handles", "requests", "stop_ids"}),
     ),
     Window: Imaged(WindowImage),
     Output: Imaged(OutputImage),

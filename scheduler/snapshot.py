@@ -25,6 +25,7 @@ from refold.projections.encoder import EncoderCache
 from refold.projections.outbox import MAX_FINISHED, Outbox, Output, TurnEnd
 from refold.projections.queues import Queues
 from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request, RequestTable
+from refold.projections.runs import Run
 from refold.projections.steps import InFlightStep, Window
 from refold.projections.suspicion import Suspicion
 from refold.projections.totals import Totals
@@ -146,14 +147,18 @@ def _state_image(state: State) -> StateImage:
         requests=_table_image(state.requests),
         suspicion=_image(SuspicionImage, state.suspicion),
         window=WindowImage([_step_image(step) for step in state.window.in_flight], state.window.next_step),
-        drained=[_image(RequestImage, request) for request in drained.values()],
+        drained=[_request_image(request) for request in drained.values()],
     )
     return image
 
 
 def _table_image(table: RequestTable) -> Any:
-    requests = [_image(RequestImage, request) for request in table.by_handle.values()]
+    requests = [_request_image(request) for request in table.by_handle.values()]
     return _image(RequestTableImage, table, by_handle=requests, sessions=list(table.sessions))
+
+
+def _request_image(request: Request) -> Any:
+    return _image(RequestImage, request, num_run_blocks=len(request.run.block_ids) if request.run else 0)
 
 
 def _queues_image(queues: Queues) -> Any:
@@ -166,7 +171,14 @@ def _pool_image(pool: BlockPool) -> Any:
 
 
 def _step_image(step: InFlightStep) -> Any:
-    return _image(InFlightStepImage, step, requests=_handles(step.requests), filled=_handles(step.filled))
+    return _image(
+        InFlightStepImage,
+        step,
+        requests=_handles(step.requests),
+        filled=_handles(step.filled),
+        first_output_positions=step.batch.first_output_positions,
+        stop_ids=step.batch.stop_ids,
+    )
 
 
 def _handles(requests: Iterable[Request]) -> list[int]:
@@ -202,7 +214,7 @@ def _state_of(image: StateImage) -> State:
         image,
         requests=table,
         queues=_thing(Queues, image.queues, **orders),
-        pool=_pool_of(image.pool),
+        pool=_pool_of(image.pool, _runs_of(by_handle.values(), image.requests.by_handle)),
         window=_thing(Window, image.window, in_flight=in_flight),
         encoder=cache,
         suspicion=_thing(Suspicion, image.suspicion),
@@ -216,13 +228,28 @@ def _request_of(image: RequestImage) -> Request:
     return _thing(Request, image, chunks=deque(image.chunks), run=None, status=status, tokens=array("q", image.tokens))
 
 
-def _pool_of(image: BlockPoolImage) -> BlockPool:
+def _runs_of(requests: Iterable[Request], images: Iterable[RequestImage]) -> dict[int, Run]:
+    """The runs, by their last block, and given to those who hold them."""
+    runs: dict[int, Run] = {}
+    for request, image in zip(requests, images, strict=True):
+        if not image.num_run_blocks:
+            continue
+        block_ids = request.block_ids[: image.num_run_blocks]
+        run = runs.get(block_ids[-1])
+        if run is None:
+            run = runs[block_ids[-1]] = Run(block_ids)
+        else:
+            run.num_holders += 1
+        request.run = run
+    return runs
+
+
+def _pool_of(image: BlockPoolImage, runs: dict[int, Run]) -> BlockPool:
     return _thing(
         BlockPool,
         image,
         block_by_hash={content: block for block, content in enumerate(image.hashes) if content is not None},
-        counts=image.ref_counts,
-        runs={},
+        runs=runs,
         fences=deque(image.fences),
         free_blank=OrderedDict.fromkeys(image.free_blank),
         free_cached=OrderedDict.fromkeys(image.free_cached),
@@ -233,6 +260,7 @@ def _step_of(image: InFlightStepImage, known: dict[int, Request]) -> InFlightSte
     requests, filled = ([known[handle] for handle in handles] for handles in (image.requests, image.filled))
     batch = Batch(requests)
     batch.epochs, batch.handles = image.epochs, image.handles
+    batch.first_output_positions, batch.stop_ids = image.first_output_positions, image.stop_ids
     return _thing(InFlightStep, image, batch=batch, filled=filled)
 
 

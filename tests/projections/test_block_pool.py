@@ -1,5 +1,7 @@
 """The block pool against a model of plain lists: whatever is done, in whatever order, both say the same."""
 
+from collections import Counter
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -7,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from refold.projections import blocks
 from refold.projections.blocks import BlockPool
+from refold.projections.runs import Run
 from refold.scheduler.free_blocks import FreeBlocks
 
 NUM_BLOCKS, BLOCK_SIZE = 7, 4
@@ -15,9 +18,10 @@ NUM_BLOCKS, BLOCK_SIZE = 7, 4
 class Holder:
     """A request's block table, and the last step in flight that may write into it."""
 
-    def __init__(self, table: list[int], last_step: int) -> None:
+    def __init__(self, table: list[int], last_step: int, run: Run | None = None) -> None:
         self.table = table
         self.last_step = last_step
+        self.run = run
 
 
 class PoolBesideAModel(RuleBasedStateMachine):
@@ -32,7 +36,6 @@ class PoolBesideAModel(RuleBasedStateMachine):
         self.provisional: dict[int, int] = {}
         self.fenced: list[tuple[int, int]] = []
         self.holders: list[Holder] = []
-        self.written: dict[int, list[int]] = {}
         self.next_step, self.next_back, self.next_hash = 0, 0, 0
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -40,14 +43,13 @@ class PoolBesideAModel(RuleBasedStateMachine):
     def _step(self) -> int:
         """A step enters the window: what is done now is done by it."""
         step, self.next_step = self.next_step, self.next_step + 1
-        self.written[step] = []
         return step
 
     @precondition(lambda self: self.next_back < self.next_step)
     @rule()
     def the_oldest_step_comes_back(self) -> None:
         step, self.next_back = self.next_back, self.next_back + 1
-        blocks.step_came_back(self.pool, step, self.written.pop(step))
+        blocks.step_came_back(self.pool, step)
         self.provisional = {block: s for block, s in self.provisional.items() if s != step}
         fallen = [block for fence, block in self.fenced if fence <= step]
         self.fenced = [(fence, block) for fence, block in self.fenced if fence > step]
@@ -84,7 +86,6 @@ class PoolBesideAModel(RuleBasedStateMachine):
         content = self.next_hash.to_bytes(16, "little") if known else bytes(16)
         self.next_hash += 1
         blocks.publish(self.pool, [block], [content], step)
-        self.written[step].append(block)
         if block not in self.hash_of and content not in self.hash_of.values():
             self.hash_of[block] = content
             self.provisional[block] = step
@@ -106,9 +107,28 @@ class PoolBesideAModel(RuleBasedStateMachine):
         hit = data.draw(st.lists(st.sampled_from(findable), unique=True, min_size=1))
         assert [self.pool.block_by_hash[self.hash_of[block]] for block in hit] == hit
         assert not any(self.pool.is_fenced(block) for block in hit)
-        blocks.share(self.pool, hit)
+        self._share(hit)
+
+    @precondition(lambda self: any(holder.run for holder in self.holders))
+    @rule(data=st.data(), shorter=st.booleans())
+    def somebody_shares_the_same(self, data: st.DataObject, shorter: bool) -> None:
+        run = data.draw(st.sampled_from([holder.run for holder in self.holders if holder.run is not None]))
+        hit = run.block_ids[: len(run.block_ids) - shorter]
+        if hit and all(block in self.hash_of for block in hit):
+            self._share(hit)
+
+    def _share(self, hit: list[int]) -> None:
+        run = blocks.share(self.pool, hit)
+        assert run is None or run.block_ids == hit
         self.cached = [block for block in self.cached if block not in hit]
-        self.holders.append(Holder(hit, self._step()))
+        self.holders.append(Holder(list(hit), self._step(), run))
+
+    @precondition(lambda self: any(holder.run for holder in self.holders))
+    @rule(data=st.data())
+    def somebody_owns_what_it_held_with_others(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from([holder for holder in self.holders if holder.run is not None]))
+        blocks.split(self.pool, holder.run)
+        holder.run = None
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -118,7 +138,13 @@ class PoolBesideAModel(RuleBasedStateMachine):
         owned = [block for other in self.holders for block in other.table]
         idle = [block for block in reversed(holder.table) if block not in owned]
         in_flight = holder.last_step >= self.next_back
-        blocks.release(self.pool, holder.table, holder.last_step if in_flight else None)
+        plan = FreeBlocks(self.pool)
+        plan.release(holder.table, holder.run, fenced=in_flight)
+        assert (plan.num_free, plan.num_fenced) == (
+            self.pool.num_free + len(idle) * (not in_flight),
+            self.pool.num_fenced + len(idle) * in_flight,
+        ), "a plan knows beforehand what it will free"
+        blocks.release(self.pool, holder.table, holder.last_step if in_flight else None, holder.run)
         if in_flight:
             self.fenced += [(holder.last_step, block) for block in idle]
         else:
@@ -141,6 +167,9 @@ class PoolBesideAModel(RuleBasedStateMachine):
     def every_block_is_in_one_place(self) -> None:
         pool = self.pool
         owned = [block for holder in self.holders for block in holder.table]
+        assert {last: run.num_holders for last, run in pool.runs.items()} == Counter(
+            holder.run.block_ids[-1] for holder in self.holders if holder.run is not None
+        )
         assert pool.ref_counts == [owned.count(block) for block in range(NUM_BLOCKS)]
         assert list(pool.free_blank) == self.blank
         assert list(pool.free_cached) == self.cached
@@ -154,7 +183,9 @@ class PoolBesideAModel(RuleBasedStateMachine):
     def a_hash_finds_the_one_block_that_carries_it(self) -> None:
         assert {b: h for b, h in enumerate(self.pool.hashes) if h is not None} == self.hash_of
         assert self.pool.block_by_hash == {h: b for b, h in self.hash_of.items()}
-        assert self.pool.provisional == self.provisional
+        written = {block: step for step, published in self.pool.provisional.items() for block in published}
+        assert written == self.provisional
+        assert sum(map(len, self.pool.provisional.values())) == len(written)
 
 
 TestPoolBesideAModel = PoolBesideAModel.TestCase
@@ -219,5 +250,5 @@ def test_a_pool_of_nothing_has_nothing() -> None:
     pool = BlockPool(0, 1)
     assert pool.num_free == 0
     blocks.forget_content(pool)
-    blocks.step_came_back(pool, 0, [])
+    blocks.step_came_back(pool, 0)
     assert pool.num_free == 0

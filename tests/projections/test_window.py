@@ -19,7 +19,7 @@ def submitted(table: RequestTable, **changes: object) -> Request:
     fields: dict[str, object] = {
         "handle": table.next_handle,
         "request_id": f"r{table.next_handle}",
-        "prompt_token_ids": [1, 2, 3],
+        "prompt_token_ids": list(range(30)),
         "sampling": Sampling(seed=0, max_tokens=100),
         "arrival_ns": 0,
     }
@@ -52,8 +52,9 @@ class CountersBesideAModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_step_is_scheduled(self, data: st.DataObject) -> None:
         chosen = data.draw(st.lists(st.sampled_from(self._live()), unique=True, min_size=1))
-        ns = [data.draw(st.integers(1, 9)) for _ in chosen]
-        chunks = [i for i in range(len(chosen)) if data.draw(st.booleans())]
+        wanted = [max(len(r.tokens) - r.num_computed_tokens, 1) for r in chosen]
+        ns = [data.draw(st.sampled_from((n, data.draw(st.integers(1, min(n, 9)))))) for n in wanted]
+        chunks = [i for i, (n, most) in enumerate(zip(ns, wanted, strict=True)) if n < most]
         event = StepScheduled(
             step=self.window.next_step,
             handles=[r.handle for r in chosen],
@@ -61,7 +62,9 @@ class CountersBesideAModel(RuleBasedStateMachine):
             first_positions=[r.num_computed_tokens for r in chosen],
             chunk_entries=chunks,
         )
-        steps.open_step(self.window, event, chosen)
+        step = steps.open_step(self.window, event, self.table.by_handle)
+        assert step.requests == chosen
+        assert step.epochs == [r.epoch for r in chosen]
         samples = [i not in chunks for i in range(len(chosen))]
         counters.schedule(event.step, chosen, ns, event.first_positions, samples, [0] * len(chosen))
         self.steps.append(
@@ -76,7 +79,8 @@ class CountersBesideAModel(RuleBasedStateMachine):
         current = [i for i in range(len(entries)) if i not in step.stale]
         settled = [step.requests[i] for i in current]
         counts = [int(entries[i].samples) for i in current]
-        counters.settle_chunks(settled, [entries[i].n for i in current], counts, [7] * sum(counts), 0)
+        ns = [entries[i].n for i in current]
+        counters.settle(settled, ns, [0] * len(current), counts, [7] * sum(counts), 0)
         if current:
             step.delivered = True
             assert steps.resolve(self.window, step, len(current)) is not bool(step.stale)
@@ -115,8 +119,8 @@ class CountersBesideAModel(RuleBasedStateMachine):
         self.steps.clear()
         for request in list(self.table.by_handle.values()):
             counters.lose_in_flight(request)
-            counters.raise_epoch(request, 0)
             requests.forget_computed(request)
+            counters.raise_epoch(request, 0)
             requests.forget_if_drained(self.table, request)
 
     @invariant()
@@ -148,21 +152,23 @@ TestCountersBesideAModel.settings = settings(max_examples=100, stateful_step_cou
 
 def test_steps_are_numbered_without_a_gap() -> None:
     table, window = RequestTable(), Window()
-    request = submitted(table)
+    submitted(table)
     event = StepScheduled(step=1, handles=[1], num_tokens=[3], first_positions=[0])
     with pytest.raises(AssertionError):
-        steps.open_step(window, event, [request])
+        steps.open_step(window, event, table.by_handle)
 
 
 def test_a_step_has_an_entry() -> None:
     with pytest.raises(AssertionError):
-        steps.open_step(Window(), StepScheduled(step=0, handles=[], num_tokens=[], first_positions=[]), [])
+        steps.open_step(Window(), StepScheduled(step=0, handles=[], num_tokens=[], first_positions=[]), {})
 
 
 def test_what_was_never_scheduled_does_not_come_back() -> None:
     request = submitted(RequestTable())
     with pytest.raises(AssertionError):
-        counters.settle_chunks([request], [1], [0], [], 0)
+        counters.settle([request], [1], [0], [0], [], 0)
+    with pytest.raises(AssertionError):
+        counters.settle([request], [1], [0], [1], [7], 0)
     request = submitted(RequestTable())
     with pytest.raises(AssertionError):
         counters.settle_stale(request, 1, True)

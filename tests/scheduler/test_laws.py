@@ -100,6 +100,21 @@ def _count_of_owners(drive: Drive) -> None:
     drive.state.pool.counts[named(drive, "a").block_ids[0]] += 1
 
 
+def _holders_of_a_run(drive: Drive) -> None:
+    (run,) = drive.state.pool.runs.values()
+    run.num_holders += 1
+
+
+def _run_of_another(drive: Drive) -> None:
+    a, b = named(drive, "a"), named(drive, "b")
+    a.run, b.run = b.run, None
+    a.block_ids = a.block_ids[::-1]
+
+
+def _run_forgotten(drive: Drive) -> None:
+    drive.state.pool.runs.clear()
+
+
 def _owned_and_free(drive: Drive) -> None:
     drive.state.pool.free_blank[named(drive, "a").block_ids[-1]] = None
 
@@ -190,7 +205,8 @@ def _one_seat(drive: Drive) -> None:
 
 
 def _overrun(drive: Drive) -> None:
-    named(drive, "a").num_computed_tokens += 2
+    request = named(drive, "a")
+    request.max_total_tokens = len(request.tokens) + request.num_output_placeholders - 1
 
 
 def _longer_than_the_model(drive: Drive) -> None:
@@ -228,14 +244,17 @@ STATES: list[tuple[str, Callable[[], Drive], Callable[[Drive], None]]] = [
     ("L2", busy, _counter("num_prompt_tokens_in_flight", -8)),
     ("L2", busy, _counter("num_stale_output_tokens", 1)),
     ("L2", busy, _counter("num_deliverable_stale_tokens", 1)),
-    ("L2", busy, _counter("num_output_placeholders", 1)),
-    ("L2", busy, _counter("num_output_placeholders", -3)),
+    ("L2", busy, _counter("num_computed_tokens", 1)),
+    ("L2", busy, _counter("num_computed_tokens", -1)),
     ("L2", busy, _counter("num_drafts_in_flight", 1)),
     ("L2", busy, _counter("epoch", 1)),
     ("L2", busy, _forgotten_mark),
     ("L2", busy, _mark_of_a_current_entry),
     ("L2", busy, _another_policy),
     ("L3", busy, _count_of_owners),
+    ("L3", shared, _holders_of_a_run),
+    ("L3", shared, _run_of_another),
+    ("L3", shared, _run_forgotten),
     ("L3", busy, _owned_and_free),
     ("L3", quiet, _nowhere),
     ("L3", busy, _fenced_twice),

@@ -158,7 +158,7 @@ def test_what_a_step_will_fill_is_provisional_until_it_comes_back() -> None:
     drive.submit("a", list(range(9)))
     drive.schedule()
     pool, table = drive.state.pool, named(drive, "a").block_ids
-    assert pool.provisional == {table[0]: 0, table[1]: 0}
+    assert pool.provisional == {0: set(table[:2])}
     assert [pool.hashes[block] is not None for block in table] == [True, True, False]
 
     drive.complete()
@@ -186,7 +186,7 @@ def test_in_step_with_the_worker_it_is_published_as_it_is_scheduled() -> None:
     drive.schedule()
     drive.complete()
     drive.schedule()
-    assert drive.state.pool.provisional == {named(drive, "a").block_ids[1]: 1}
+    assert drive.state.pool.provisional == {1: {named(drive, "a").block_ids[1]}}
 
 
 def test_the_same_content_is_published_once_and_the_second_block_stays_blank() -> None:
