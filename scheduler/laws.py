@@ -25,6 +25,7 @@ LAWS: dict[str, str] = {
     "L13": "the encoder cache holds what it counts, and only what nobody needs is evictable",
     "L14": "only live requests are under suspicion",
     "L15": "who is said to decode plainly needs no block and no limit, and has nothing to publish or to verify",
+    "L16": "with a prefix cache, every full block of a live request's known tokens has its hash",
 }
 
 
@@ -34,7 +35,7 @@ def broken(law: str, message: str) -> InvariantViolation:
 
 
 def check_state(state: State) -> None:
-    """L2, L3, L6, L7, L8 (limits), L10, L13, L14 and L15 on one state.
+    """L2, L3, L6, L7, L8 (limits), L10, L13, L14, L15 and L16 on one state.
 
     Raises:
         InvariantViolation: a law is broken; the message names it.
@@ -43,6 +44,7 @@ def check_state(state: State) -> None:
     _check_blocks(state)
     _check_queues(state)
     _check_idle_requests(state)
+    _check_hashed(state)
     _check_encoder(state)
     if state.suspicion.num_losses:
         _check_suspicion(state)
@@ -185,6 +187,15 @@ def _is_plain(r: Request, state: State) -> bool:
     has_room = end <= len(r.block_ids) * state.pool.block_size and end < r.max_total_tokens
     has_say = r.grammar or r.media or r.drafts or len(r.block_hashes) > r.num_published_blocks
     return has_room and not has_say and len(r.tokens) + r.num_output_placeholders == r.num_computed_tokens + 1
+
+
+def _check_hashed(state: State) -> None:
+    if not (state.was_opened and state.config.enable_prefix_caching):
+        return
+    block_size = state.config.block_size
+    for r in state.requests.by_handle.values():
+        if len(r.block_hashes) != len(r.tokens) // block_size and r.status is not FINISHED:
+            raise broken("L16", f"{r.request_id}: {len(r.block_hashes)} hashes of {len(r.tokens)} tokens")
 
 
 def _may_hold(r: Request) -> bool:

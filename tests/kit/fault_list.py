@@ -57,8 +57,8 @@ EPOCHS = (
     ),
     _fault(
         "placeholders_kept",
-        "A preempted request keeps the placeholders of what was in flight.",
-        (_COUNTERS + "raise_epoch", "request.num_output_placeholders = 0", "pass"),
+        "A preempted request keeps what it had computed, and with it the placeholders of what was in flight.",
+        (_REQUESTS + "forget_computed", "request.num_computed_tokens = 0", "pass"),
     ),
     _fault(
         "prompt_kept_in_flight",
@@ -76,7 +76,7 @@ EPOCHS = (
         (
             _COUNTERS + "settle_stale",
             "request.num_stale_output_tokens -= n",
-            "request.num_stale_output_tokens -= n; request.num_output_placeholders -= 1",
+            "request.num_stale_output_tokens -= n; request.num_computed_tokens -= 1",
         ),
     ),
     _fault(
@@ -149,7 +149,7 @@ COMPLETION = (
     _fault(
         "rejected_stay_computed",
         "Rejected drafts stay counted as computed.",
-        (_COUNTERS + "settle_drafts", "request.num_computed_tokens -= drafts + 1 - count", "pass"),
+        (_COUNTERS + "settle", "request.num_computed_tokens -= drafts + 1 - count", "pass"),
     ),
     _fault(
         "trim_forgotten",
@@ -232,8 +232,8 @@ BLOCKS = (
         "A victim's blocks are free at once, while a step in flight may still write them.",
         (
             _FOLD + "_end_epoch",
-            "blocks.release(state.pool, released, fence)",
-            "blocks.release(state.pool, released, None)",
+            "blocks.release(state.pool, released, fence, run)",
+            "blocks.release(state.pool, released, None, run)",
         ),
     ),
     _fault(
@@ -251,8 +251,8 @@ BLOCKS = (
         "A block is published as soon as one of its places is scheduled, not when all are.",
         (
             _STEPS + "_publish_known",
-            "full = (event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size",
-            "full = -(-(event.first_positions[entry] + event.num_tokens[entry]) // state.pool.block_size)",
+            "full = (event.first_positions[entry] + event.num_tokens[entry]) // block_size",
+            "full = -(-(event.first_positions[entry] + event.num_tokens[entry]) // block_size)",
         ),
     ),
     _fault(
@@ -271,12 +271,12 @@ BLOCKS = (
         "rejected_published",
         "A block is published with the last token's place in it, which was never computed.",
         (
-            _STEPS + "_resolve",
+            _STEPS + "_publish_filled",
             "(len(request.tokens) - 1) // block_size",
             "len(request.tokens) // block_size",
         ),
-        (_COUNTERS + "settle_decodes", "if over or block_size == 1:", "if True:"),
-        (_COUNTERS + "settle_drafts", "if over < count:", "if True:"),
+        (_COUNTERS + "settle_decodes", "if over == 1 or block_size == 1:", "if True:"),
+        (_COUNTERS + "settle", "if over < count:", "if True:"),
     ),
     _fault(
         "published_for_another_epoch",
@@ -339,6 +339,31 @@ BLOCKS = (
         ),
     ),
     _fault(
+        "run_uncounted",
+        "Whoever shares what others hold as one isn't counted.",
+        ("projections.blocks:share", "run.num_holders += 1", "pass"),
+    ),
+    _fault(
+        "run_never_given_up",
+        "The last who holds a shared prefix keeps its blocks from everybody.",
+        ("projections.blocks:release", "if run.num_holders:", "if True:"),
+    ),
+    _fault(
+        "run_given_up_early",
+        "The first who leaves a shared prefix takes its blocks away from the others.",
+        ("projections.blocks:release", "if run.num_holders:", "if False:"),
+    ),
+    _fault(
+        "run_not_split",
+        "A session that gives up some of a shared prefix's blocks gives them up for all.",
+        (_FOLD + "_begin_turn", "blocks.split(state.pool, request.run)", "pass"),
+    ),
+    _fault(
+        "run_planned_away",
+        "A plan counts a victim's share of a prefix as free, though others hold it.",
+        ("scheduler.free_blocks:FreeBlocks.release", "num_held = len(run.block_ids) if left else 0", "num_held = 0"),
+    ),
+    _fault(
         "hash_survives_taking",
         "A cached block that is taken is still found by its old hash.",
         ("projections.blocks:take", "_unpublish(pool, evicted)", "[pool.hashes.__setitem__(b, None) for b in evicted]"),
@@ -397,7 +422,31 @@ PLANNING = (
     _fault(
         "plain_without_a_block",
         "A decode that needs a block is planned as one that needs nothing.",
-        (_COUNTERS + "note_plain", "min(len(request.block_ids) * block_size, ", "min(1 << 30, "),
+        (
+            _COUNTERS + "note_plain",
+            "owned = min(len(request.block_ids), first // block_size + 1) * block_size",
+            "owned = 1 << 30",
+        ),
+    ),
+    _fault(
+        "due_too_late",
+        "A token that fills a block isn't noticed.",
+        (_STEPS + "step_scheduled", "margin = 2 if", "margin = 1 if"),
+    ),
+    _fault(
+        "last_token_unnoticed",
+        "Nobody notices that a request's last token has come.",
+        (_STEPS + "step_scheduled", "step.last_entries.append(entry)", "pass"),
+    ),
+    _fault(
+        "batch_of_before",
+        "A step's requests are those of the step before, if they are as many.",
+        ("projections.batch:next_batch", "if batch.handles != handles:", "if len(batch.handles) != len(handles):"),
+    ),
+    _fault(
+        "positions_of_before",
+        "Who runs is planned with the positions of the step before, whoever was in that.",
+        (_PLAN + "_running_columns", "last.stale) == running:", "last.stale)[0] is running[0]:"),
     ),
     _fault(
         "plain_with_drafts",
@@ -509,8 +558,8 @@ PLANNING = (
         (_PLAN + "_is_decode", "first + n >= request.max_total_tokens", "first + 1 >= request.max_total_tokens"),
         (
             _COUNTERS + "note_plain",
-            "block_size, request.max_total_tokens - 1) - num_drafts",
-            "block_size - num_drafts, request.max_total_tokens - 1)",
+            "min(owned, request.max_total_tokens - 1) - num_drafts",
+            "min(owned - num_drafts, request.max_total_tokens - 1)",
         ),
     ),
     _fault(
@@ -531,7 +580,7 @@ PLANNING = (
         "event_aliased",
         "A request's block table is the very list that the journal's event holds.",
         (
-            _STEPS + "_allocate",
+            _STEPS + "_allocate_each",
             "request.block_ids.extend(block_ids)",
             "request.block_ids = request.block_ids + block_ids if request.block_ids else block_ids",
         ),

@@ -133,7 +133,7 @@ How do we know that the laws would catch a bug? By planting bugs. Each fault bel
 scheduler; with it planted, the simulator plays lives from seed 0 on until something objects. A fault that survives
 {max_seeds:,} lives is a hole in the laws and fails the build.
 
-What objects is a law (`L1` to `L13`, in `scheduler/laws.py`), a rule of conduct (`tests/kit/conduct.py`: what breaks no law
+What objects is a law (`L1` to `L16`, in `scheduler/laws.py`), a rule of conduct (`tests/kit/conduct.py`: what breaks no law
 and is wrong all the same), the transcript (each client must be given exactly the tokens of its seed), the simulated worker
 (it reads its whole context back before it samples), or an assertion where the fault is used.
 

@@ -234,6 +234,10 @@ def _suspicion_that_stays(drive: Drive) -> None:
     drive.state.suspicion.num_losses[1] = 1
 
 
+def _hash_missing(drive: Drive) -> None:
+    named(drive, "a").block_hashes.pop()
+
+
 def _plain_for_ever(drive: Drive) -> None:
     named(drive, "a").plain_until = 1 << 20
 
@@ -280,6 +284,7 @@ STATES: list[tuple[str, Callable[[], Drive], Callable[[Drive], None]]] = [
     ("L13", quiet, _embeddings_counted),
     ("L14", quiet, _suspicion_that_stays),
     ("L15", busy, _plain_for_ever),
+    ("L16", shared, _hash_missing),
 ]
 
 
