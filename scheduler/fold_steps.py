@@ -36,7 +36,7 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
     step.due_entries += range(num_running, len(entries))
     _enter_window(state, step, event, num_running)
-    block_size, num_drafts = state.pool.block_size, state.config.num_speculative_tokens
+    block_size, num_drafts = state.pool.block_size, state.max_drafts
     for entry in step.due_entries:
         request = entries[entry]
         if request.num_computed_tokens > request.plain_until or entry >= num_running:
@@ -185,7 +185,7 @@ def _resolve(state: State, step: InFlightStep, num_entries: int) -> None:
 
 def _publish_filled(state: State, filled: list[Request]) -> None:
     """Publish blocks that were filled with tokens not known when their step was scheduled."""
-    block_size, num_drafts = state.pool.block_size, state.config.num_speculative_tokens
+    block_size, num_drafts = state.pool.block_size, state.max_drafts
     block_ids: list[int] = []
     hashes: list[bytes] = []
     for request in filled:

@@ -183,7 +183,7 @@ def _check_idle_requests(state: State) -> None:
 
 def _is_plain(r: Request, state: State) -> bool:
     """Whether a request's next decode needs nothing but its token, with as many drafts as it may have."""
-    end = r.num_computed_tokens + 1 + state.config.num_speculative_tokens
+    end = r.num_computed_tokens + 1 + state.max_drafts
     has_room = end <= len(r.block_ids) * state.pool.block_size and end < r.max_total_tokens
     has_say = r.grammar or r.media or r.drafts or len(r.block_hashes) > r.num_published_blocks
     return has_room and not has_say and len(r.tokens) + r.num_output_placeholders == r.num_computed_tokens + 1

@@ -69,6 +69,11 @@ class State:
         return self.opened_config is not None
 
     @property
+    def max_drafts(self) -> int:
+        """How many drafts an entry may have."""
+        return self.config.num_speculative_tokens if self.config.speculation != "off" else 0
+
+    @property
     def is_quiescent(self) -> bool:
         """Nothing lives and nothing is in flight."""
         return not self.requests.by_handle and not self.window.in_flight
