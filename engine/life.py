@@ -9,7 +9,7 @@ from refold.engine.audit.inline import InlineAudit
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
-from refold.engine.folding import Base
+from refold.engine.folding import Base, warn
 from refold.engine.messages import CLOSED
 from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
@@ -23,7 +23,8 @@ from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig
 from refold.journal.record import Head
 from refold.journal.store import JournalStore
-from refold.journal.stores import open_store
+from refold.journal.stores import doubt_of_end, open_store
+from refold.journal.stores.location import shown
 from refold.journal.writer import JournalWriter
 from refold.migrations import ensure
 from refold.projections.outbox import Output
@@ -184,6 +185,8 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
 
 
 def _open_store(url: str) -> JournalStore:
+    if doubt := doubt_of_end(url):  # first: a journal that is gone is begun anew, without the marks of the old one
+        warn("mark_ignored", journal=shown(url), reason=doubt)
     ensure(url)
     return open_store(url)
 
