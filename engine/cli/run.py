@@ -15,7 +15,7 @@ from refold.engine.cli.console import (
     remembered,
     verb,
 )
-from refold.engine.cli.failures import BUG, USAGE, Complaint, explain
+from refold.engine.cli.failures import BUG, UNREADABLE, USAGE, Complaint, explain
 from refold.engine.cli.interrupts import in_words, once_is_enough, terminable
 from refold.engine.cli.sampling_in import sampling_options, taken_sampling
 from refold.engine.cli.submission import Submission, is_memory
@@ -113,7 +113,7 @@ def command(
         _require_journal(journal)
     _tell_kind(journal)
     _warn_of_copies(submission.asked)
-    with terminable(), _explained(submission), engine.open(await_worker=False), _impatient():
+    with terminable(), _explained(submission, journal), engine.open(await_worker=False), _impatient():
         assert engine.recovery is not None
         _report_recovery(engine.recovery)
         _tell_quarantine(engine, journal)
@@ -127,9 +127,9 @@ def command(
 
 
 @contextlib.contextmanager
-def _explained(submission: Submission) -> Iterator[None]:
-    """Ctrl-C, SIGTERM, or a worker that can't be kept alive, closes the engine; then this says how to go on."""
-    from refold.journal.errors import WorkerLost
+def _explained(submission: Submission, journal: str) -> Iterator[None]:
+    """Ctrl-C, SIGTERM, a worker that can't be kept alive, or a disk that fails, closes the engine; then this says how to go on."""
+    from refold.journal.errors import JournalError, WorkerLost
 
     try:
         yield
@@ -138,6 +138,10 @@ def _explained(submission: Submission) -> Iterator[None]:
         raise Complaint(line, submission.how_to_go_on(), status) from None
     except WorkerLost as error:
         raise Complaint(str(error), submission.how_to_go_on(), BUG) from error
+    except JournalError as error:
+        line, hint, status = explain(error, "refold run", journal)
+        hint = submission.how_to_go_on_once_mended(error) or hint if status == UNREADABLE else hint
+        raise Complaint(line, hint, status) from error
 
 
 def _require_journal(journal: str) -> None:
@@ -291,7 +295,9 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
     taken_up = {name for each in asked for name in each.journaled}
     status, ids = 0, [request_id for request_id in left if request_id not in taken_up]
     for each in asked:
-        if not _submit(engine, each, ids, printer):
+        if _submit(engine, each, ids, printer):
+            submission.num_receipts += 1
+        else:
             status = USAGE
     engine.await_worker()
     printer.expect(ids, {name: _title(each) for each in asked for name in each.ids()})

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
+from refold.journal.stores.room import room_at
 
 APPLICATION_ID = 0x5245464F  # "REFO"
 TABLE_VERSION = 5  # the number of the newest migration
@@ -55,7 +56,8 @@ def explain(error: Exception, path: Path, doing: str, position: int = 0) -> Jour
     if primary == sqlite3.SQLITE_CORRUPT:
         return _damaged(path, str(error), position)
     remedy = _REMEDIES.get(primary, "see the cause") if primary is not None else "see the cause"
-    return JournalError(f"cannot {doing} {path}: {error}; {remedy}")
+    room = room_at(path) if primary in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR} else ""
+    return JournalError(f"cannot {doing} {path}: {error}{room}; {remedy}")
 
 
 def _damaged(path: Path, how: str, position: int = 0) -> JournalCorrupt:
