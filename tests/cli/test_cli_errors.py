@@ -5,7 +5,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +126,42 @@ def test_run_in_a_folder_without_the_right_to_write(tmp_path):
     tmp_path.chmod(0o700)
     assert result.exit_code == 3
     assert_one_line_and_a_hint(result.stderr)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user may enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def nobody_special():
+    """This process without root's right to read everything; nothing where it has none."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("verb", [*READERS, ("run", "--model", "simulated", "hi", "--journal")], ids=lambda v: v[0])
+def test_a_journal_that_this_user_may_not_read_is_said_to_be_unreadable(verb, open_folder):
+    journal = open_folder / "x.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    refold(*verb, journal)  # what it imports is imported while everything can be read
+    journal.chmod(0)
+    with nobody_special():
+        result = refold(*verb, journal)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert_one_line_and_a_hint(result.stderr)
+    assert result.stderr.startswith(
+        f"refold: cannot read {journal}: it is there, and this user has no right to read it; give it"
+    )
 
 
 @pytest.mark.parametrize(
