@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import click
@@ -19,9 +19,9 @@ from refold.engine.cli.console import (
     verb,
     write,
 )
-from refold.engine.cli.failures import NOT_SO, Complaint, damaged
+from refold.engine.cli.failures import Complaint, damaged
 from refold.engine.cli.times import TIME
-from refold.engine.history.plain import listed
+from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.relations import Names, handles_of, steps_of
 from refold.engine.history.times import position_of_time
 from refold.engine.history.words import sentence
@@ -162,12 +162,6 @@ def _within(
         end = position_of_time(reader, before) + 1
         stop = end if stop is None else min(stop, end)
     return since, stop
-
-
-def unknown_request(request_id: str, similar: Sequence[str]) -> Complaint:
-    """The complaint about an id that the journal doesn't have; `similar` are ids that it has."""
-    hint = f"it has {listed([repr(s) for s in similar])}" if similar else "it has no request at all"
-    return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
 
 
 def _kinds(given: tuple[str, ...]) -> frozenset[str] | None:
