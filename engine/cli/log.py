@@ -13,6 +13,7 @@ from refold.engine.cli.console import (
     clock,
     journal_argument,
     json_option,
+    note,
     painter,
     reading,
     tell_if_cut,
@@ -20,8 +21,10 @@ from refold.engine.cli.console import (
     write,
 )
 from refold.engine.cli.failures import Complaint, damaged
+from refold.engine.cli.positions import POSITION
 from refold.engine.cli.times import TIME
 from refold.engine.cli.unknown import unknown_request
+from refold.engine.history.plain import count
 from refold.engine.history.relations import Names, handles_of, steps_of
 from refold.engine.history.times import position_of_time
 from refold.engine.history.words import sentence
@@ -41,7 +44,7 @@ EXAMPLES = """Examples:
   refold log --json | jq 'select(.event.type == "RequestFinished")'"""
 
 _POLL_S = 0.2
-_POSITION = click.IntRange(0, 2**62)
+_COUNT = click.IntRange(0, 2**62)
 _MARK = b'"RequestSubmitted"'
 _COLOURS = {
     "EngineOpened": "cyan",
@@ -81,13 +84,13 @@ EVERYTHING = Wanted(None, None, None)
 
 @verb("log", EXAMPLES)
 @click.option("--request", "request_id", metavar="ID", help="Only what names this request.")
-@click.option("--step", type=_POSITION, help="Only what a step did.")
+@click.option("--step", type=_COUNT, help="Only what a step did.")
 @click.option("--kind", multiple=True, metavar="KIND[,KIND]", help="Only these kinds of event.")
-@click.option("--since", type=_POSITION, default=0, metavar="POS", help="From this position on.")
-@click.option("--until", type=_POSITION, metavar="POS", help="Up to this position, included.")
+@click.option("--since", type=POSITION, default=0, metavar="POS", help="From this position on.")
+@click.option("--until", type=POSITION, metavar="POS", help="Up to this position, included.")
 @click.option("--after", type=TIME, metavar="TIME", help="Not before this time, e.g. 2026-09-21T14:14:30Z.")
 @click.option("--before", type=TIME, metavar="TIME", help="Not after this time.")
-@click.option("-n", "--limit", type=_POSITION, metavar="N", help="Only the last N of these.")
+@click.option("-n", "--limit", type=_COUNT, metavar="N", help="Only the last N of these.")
 @click.option("--reverse", is_flag=True, help="The newest first.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until interrupted.")
 @json_option
@@ -138,8 +141,16 @@ def command(
             raise damaged(error, journal) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
             raise unknown_request(request_id, names.similar(request_id))
+        if not found and since >= walk.end:
+            _tell_end(walk.end)
         if end == walk.end:
             tell_if_cut(journal, end - 1, is_open=walk.is_open)
+
+
+def _tell_end(end: int) -> None:
+    """Who asks for what lies beyond the end is told where that is, lest he believe that nothing has happened."""
+    has = f"{count(end, 'record')}, at position{'s 0 to' if end > 1 else ''} {end - 1}" if end else "no record yet"
+    note(f"refold: nothing is there: the journal has {has}")
 
 
 def _refuse_backwards(since: int, until: int | None, after: int | None, before: int | None) -> None:
