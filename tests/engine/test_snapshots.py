@@ -81,6 +81,7 @@ def test_a_journal_opens_by_its_newest_snapshot_to_the_same_fold(journal: str, w
 
 DAMAGE = {
     "position": "position = position + 1",
+    "position beyond the end": "position = 999999",
     "epoch": "engine_epoch = engine_epoch + 1",
     "hash": "hash = zeroblob(32)",
     "version": "version = 'another'",
@@ -134,6 +135,20 @@ def test_an_older_snapshot_serves_when_the_newest_is_damaged(journal: str, warni
     keep(journal, kept_at(journal, 30)._replace(checksum=bytes(32)))
     assert opened(journal)[1] == 12
     assert len(warnings) == 1
+
+
+def test_a_snapshot_whose_position_was_moved_beyond_the_end_is_told_though_an_older_one_serves(
+    journal: str, warnings: list
+) -> None:
+    kept_at(journal, 12)
+    kept_at(journal, 30)
+    with sqlite3.connect(journal) as connection:
+        connection.execute("UPDATE journal_snapshots SET position = 999999 WHERE position = 30")
+    base, from_snapshot = opened(journal)
+    assert from_snapshot == 12
+    ((what, facts),) = warnings
+    assert what == "snapshot_ignored"
+    assert facts["reason"] == f"it says that it was made of 999999 records, and the journal has {base.head.position}"
 
 
 def test_a_state_that_a_later_record_contradicts_is_folded_again_from_the_start(journal: str, warnings: list) -> None:
