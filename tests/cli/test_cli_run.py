@@ -324,3 +324,16 @@ def test_the_way_to_take_a_byte_order_mark_off_works(tmp_path):
     file.write_text('\ufeff{"prompt": "one"}\n\ufefftwo\n', encoding="utf-8")
     shell = subprocess.run(["sed", r"s/^\xef\xbb\xbf//", file], capture_output=True, check=True)
     assert shell.stdout.decode() == '{"prompt": "one"}\ntwo\n'
+
+
+def test_more_tokens_than_the_model_has_room_for_are_refused_and_a_default_is_cut(tmp_path):
+    small = ("run", "--model", "simulated?eos=-1&len=32", "--journal", tmp_path / "x.db", "--no-chat")
+    refused = refold(*small, "--max-tokens", 10**9, "twenty characters...")
+    assert refused.exit_code == 2
+    assert (
+        "max_tokens is 1000000000, and the model takes 32 tokens, 20 of them prompt: give at most 12" in refused.stderr
+    )
+    assert not (tmp_path / "x.db").exists()
+    served = refold(*small, "twenty characters...")
+    assert served.exit_code == 0, served.stderr
+    assert len(served.stdout.split()) == 12
