@@ -307,7 +307,10 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
             printer.add(delta)
             progress.advance(delta.finish_reason is not None)
 
-        engine.wait(ids, on_delta)
+        try:
+            engine.wait(ids, on_delta)
+        finally:
+            printer.end_line()
     return max(status, printer.status)
 
 
