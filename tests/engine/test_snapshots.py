@@ -1,6 +1,8 @@
 """Opening by a snapshot: the same engine as by folding everything, or, if anything about it is doubtful, by folding everything."""
 
 import asyncio
+import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -326,20 +328,30 @@ def edit(journal: str) -> None:
 
 def test_an_engine_does_not_open_on_a_journal_whose_old_records_were_changed(edited: str) -> None:
     num_records = open_reader(edited).head().position
-    with pytest.raises(JournalCorrupt, match="record 5 ") as caught, Engine(MODEL, edited):
+    with pytest.raises(JournalCorrupt, match=f"^{re.escape(edited)}: record 5 ") as caught, Engine(MODEL, edited):
         pass
     assert (caught.value.position, caught.value.kind) == (5, "edited")
     assert open_reader(edited).head().position == num_records
 
 
 def test_an_engine_on_a_long_journal_opens_at_once_and_stops_when_a_changed_record_is_found(
-    edited: str, monkeypatch: pytest.MonkeyPatch
+    edited: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(spared, "FEW_RECORDS", 8)
-    engine = Engine(SLOW, edited).open()
-    with pytest.raises(JournalCorrupt, match=r"record 5 .*restore a backup"):
+    engine = Engine(SLOW, f"sqlite:///{edited}").open()
+    with pytest.raises(JournalCorrupt, match=rf"^{re.escape(edited)}: record 5 .*restore a backup"):
         engine.run([[1]], SamplingParams(seed=1, max_tokens=4000))
     engine.close()
+    (stopped,) = [line for line in capsys.readouterr().err.splitlines() if "engine_stopped" in line]
+    assert json.loads(stopped)["journal"] == edited
+    assert json.loads(stopped)["reason"].startswith(f"{edited}: record 5 ")
+
+
+def test_a_damaged_journal_in_a_store_of_ones_own_is_called_by_its_kind(edited: str) -> None:
+    store = open_store(edited)
+    with pytest.raises(JournalCorrupt, match=r"^a SqlStore: record 5 "), Engine(MODEL, store):
+        pass
+    store.close()
 
 
 def test_a_long_journal_that_is_whole_is_checked_beside_the_engine_to_its_end(
