@@ -224,7 +224,7 @@ def _start(
     anchor.check(store, head)
     base, recovery = fold_journal(store, args.stream, head)
     spared = SparedRecords(store, args.stream, head, recovery.from_snapshot)
-    spared.check_few()
+    spared.check_before_opening()
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
     state, outbox, totals = base.folded

@@ -14,9 +14,11 @@ from refold.engine.folding import Base, beginning, head_before, nearest, snapsho
 from refold.engine.history.replay import replay, state_at
 from refold.engine.opening import fold_journal, fold_on
 from refold.engine.snapshotting import SnapshotKeeper
+from refold.engine.spared import SparedRecords
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.record import Head
 from refold.journal.snapshots import Snapshot
+from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader, open_store
 from refold.scheduler.state import digest
 from tests.history.journals import eventful_lives, write_journal
@@ -366,6 +368,32 @@ def test_a_long_journal_that_is_whole_is_checked_beside_the_engine_to_its_end(
         thread.join(10)
         assert not thread.is_alive()
         engine.run([[1]], SamplingParams(seed=1, max_tokens=20))
+
+
+@pytest.mark.parametrize("position", [0, 1, 17, 30, -2, -1])
+def test_many_short_lives_on_a_long_journal_come_past_every_record(
+    journal: str, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spared, "FEW_RECORDS", 40)  # so each checks 2 before it opens, and nothing beside
+    reader = open_reader(journal)
+    end = reader.head().position
+    assert end > 40
+    with sqlite3.connect(journal) as connection:
+        at = position % end
+        connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = ?", (at,))
+    found = [where for epoch in range(3, 3 + end) if (where := damage_found(reader, epoch)) is not None]
+    assert found, f"nobody came past record {at} of {end}"
+    assert set(found) <= {at, at + 1}
+
+
+def damage_found(reader: JournalReader, epoch: int) -> int | None:
+    """Where an engine of this epoch finds damage before it opens."""
+    head = reader.head()._replace(engine_epoch=epoch)
+    try:
+        SparedRecords(reader, "main", head, head.position).check_before_opening()
+    except JournalCorrupt as error:
+        return error.position
+    return None
 
 
 def test_an_engine_that_closes_does_not_wait_for_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
