@@ -4,7 +4,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import click
 import msgspec
@@ -24,16 +23,14 @@ from refold.engine.cli.failures import Complaint, damaged
 from refold.engine.cli.positions import POSITION
 from refold.engine.cli.times import TIME
 from refold.engine.cli.unknown import unknown_request
+from refold.engine.cli.walk import EVERYTHING, Line, Walk, Wanted
 from refold.engine.history.plain import count
-from refold.engine.history.relations import Names, handles_of, steps_of
+from refold.engine.history.relations import Names
 from refold.engine.history.times import position_of_time
 from refold.engine.history.words import sentence
-from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
-from refold.journal.events import EVENT_TYPES, EngineClosed, Event, RequestSubmitted, StateDigest
-from refold.journal.record import EMPTY_HEAD, Record, head_after
+from refold.journal.events import EVENT_TYPES, Event, StateDigest
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
 
 EXAMPLES = """Examples:
   refold log                                     every event of ./refold.db
@@ -45,7 +42,6 @@ EXAMPLES = """Examples:
 
 _POLL_S = 0.2
 _COUNT = click.IntRange(0, 2**62)
-_MARK = b'"RequestSubmitted"'
 _COLOURS = {
     "EngineOpened": "cyan",
     "EngineClosed": "cyan",
@@ -61,25 +57,6 @@ _COLOURS = {
     "CacheReset": "red",
     "ContentRedacted": "red",
 }
-
-
-class Line(NamedTuple):
-    """One event with its place: the record, and which of its events it is."""
-
-    record: Record
-    which: int
-    event: Event
-
-
-class Wanted(NamedTuple):
-    """What the reader asked for; None asks for everything."""
-
-    request_id: str | None
-    step: int | None
-    kinds: frozenset[str] | None
-
-
-EVERYTHING = Wanted(None, None, None)
 
 
 @verb("log", EXAMPLES)
@@ -182,75 +159,6 @@ def _kinds(given: tuple[str, ...]) -> frozenset[str] | None:
         if name.lower() not in known:
             raise Complaint(f"no kind of event is named {name!r}", f"the kinds are {', '.join(known.values())}")
     return frozenset(known[name.lower()] for name in names) or None
-
-
-class Walk:
-    """Walks along a journal, checks the hash chain on the way, and finds the events that are wanted."""
-
-    def __init__(self, reader: JournalReader, names: Names, wanted: Wanted) -> None:
-        self._reader = reader
-        self._names = names
-        self._wanted = wanted
-        self._at = EMPTY_HEAD
-        self._head = reader.head()
-        self._last: Record | None = None
-
-    @property
-    def end(self) -> int:
-        """How far the journal went when somebody looked last."""
-        return self._head.position
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the record walked over last is one of an engine that has not closed."""
-        return self._last is not None and not any(type(event) is EngineClosed for event in decode(self._last))
-
-    def look_again(self) -> bool:
-        """Whether the journal has grown."""
-        self._head = self._reader.head()
-        return self._head.position > self._at.position
-
-    def lines(self, since: int, stop: int) -> Iterator[Line]:
-        """The wanted events from position `since` on, before `stop`. What lies before is only searched for names of requests.
-
-        Raises:
-            JournalCorrupt: a record isn't what was written, or there is none.
-        """
-        for record in self._records(stop):
-            before = record.position < since
-            if before and _MARK not in record.body:
-                continue
-            events = decode(record)
-            if _MARK in record.body:
-                for event in events:
-                    if type(event) is RequestSubmitted:
-                        self._names.observe(event)
-            if before:
-                continue
-            for index in _choose(events, self._names, self._wanted):
-                yield Line(record, index, events[index])
-
-    def _records(self, stop: int) -> Iterator[Record]:
-        """The records from where the walk stopped, each after its place in the chain was checked."""
-        start, is_whole = self._at, self._at == EMPTY_HEAD and stop == self.end
-        records = self._reader.read(start=start.position, stop=stop)
-        for record in verified(records, start, self._head if stop == self.end else None, is_whole=is_whole):
-            self._at, self._last = head_after(record), record
-            yield record
-
-
-def _choose(events: list[Event], names: Names, wanted: Wanted) -> list[int]:
-    """The indices of the wanted events of one record. A step's record is its decision: it counts as a whole."""
-    request_id, step, kinds = wanted
-    if step is not None and not any(step in steps_of(event) for event in events):
-        return []
-    chosen = list(range(len(events)))
-    if kinds is not None:
-        chosen = [i for i in chosen if type(events[i]).__name__ in kinds]
-    if request_id is not None:
-        handle = names.handle_of(request_id)
-        chosen = [] if handle is None else [i for i in chosen if handle in handles_of(events[i])]
-    return chosen
 
 
 def _print(lines: Iterator[Line], show: Callable[[Line], str]) -> bool:

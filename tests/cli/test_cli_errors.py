@@ -439,12 +439,12 @@ def test_debug_shows_the_traceback_and_nothing_else_does(tmp_path):
 
 
 def test_a_bug_of_ours_is_said_to_be_one(journal, monkeypatch):
-    import refold.engine.cli.log as log
+    import refold.engine.cli.walk as walk
 
     def broken(*_):
         raise ZeroDivisionError("division by\nzero")
 
-    monkeypatch.setattr(log, "_choose", broken)
+    monkeypatch.setattr(walk, "_choose", broken)
     result = refold("log", journal)
     assert result.exit_code == 70
     assert_one_line_and_a_hint(result.stderr)
