@@ -50,4 +50,10 @@ def rejected(options: type[Checked], error: ValidationError) -> Rejected:
         return Rejected(f"{name} is missing: give {options.model_fields[name].description}")
     if first["type"] == "value_error":
         return Rejected(f"{name} is {short(first['input'])}: {str(first['msg']).removeprefix('Value error, ')}")
-    return Rejected(f"{name} is {short(first['input'])}: give {options.model_fields[name].description}")
+    return Rejected(f"{_path(first['loc'])} is {short(first['input'])}: give {options.model_fields[name].description}")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`tenant_weights['gold']`, `speculation_by_batch[0][1]`; of a key that can't be one, what it is a key of."""
+    name, *inner = location
+    return str(name) if "[key]" in inner else f"{name}{''.join(f'[{short(part)}]' for part in inner)}"

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from pydantic import Field, model_validator
 
 from refold.engine.checked import Checked, short
-from refold.engine.models import START_TIMEOUT_S, STEP_TIMEOUT_S, Dtype, Model, WorkerPlace
+from refold.engine.models import START_TIMEOUT_S, STEP_TIMEOUT_S, Dtype, Model, WorkerPlace, is_simulated
 from refold.engine.sampling_params import MAX_SEED
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Policy, Speculation
@@ -76,7 +76,8 @@ class EngineArgs(Checked):
         worker: `process` runs the worker in a process of its own, which may be killed, hang or run out of memory without harm to
             the engine; `thread` in this one, for debuggers and notebooks. None for a process, or a thread if it's simulated.
         step_timeout_s: seconds after which a worker process that still computes one step is given up. A thread can't be given up: beside
-            `worker="thread"` or a `make_worker` it is refused, as `start_timeout_s` is, and a simulated model's thread needs none.
+            `worker="thread"`, a `make_worker`, or a simulated model, whose worker is a thread unless told otherwise, it is refused, as
+            `start_timeout_s` is.
         start_timeout_s: seconds that a worker process has until its first sign of life; a busy machine may need more.
     """
 
@@ -224,10 +225,16 @@ PROCESS_TIMEOUTS = ("step_timeout_s", "start_timeout_s")
 
 def _complaint_of_timeouts(args: EngineArgs) -> str:
     given = [name for name in PROCESS_TIMEOUTS if name in args.model_fields_set]
-    if args.worker != "thread" or not given:
+    if not given or args.worker == "process":
+        return ""
+    told = f"{given[0]} is {getattr(args, given[0])} with "
+    if args.worker == "thread":
+        return f"{told}worker 'thread', which can't be given up: leave one of them out"
+    if not is_simulated(args.model):
         return ""
     return (
-        f"{given[0]} is {getattr(args, given[0])} with worker 'thread', which can't be given up: leave one of them out"
+        f"{told}a simulated model, whose worker is a thread unless told otherwise and can't be given up: leave it out, or give "
+        "worker 'process'"
     )
 
 

@@ -86,6 +86,7 @@ class EngineCore:
         make_worker: Callable[[], Worker],
         durability: Durability = "synced",
         session_idle_s: float | None = None,
+        journal: str = "memory:",
     ) -> None:
         self.state = state
         self.totals = totals
@@ -100,7 +101,7 @@ class EngineCore:
         self._idle_limit = IdleLimit(session_idle_s, time.time_ns())
         self._closing_until_s: float | None = None
         self._close_reason = CLOSED
-        self._log = get_logger()
+        self._log = get_logger(journal=journal)
         self._thread = threading.Thread(target=self._run, name="refold-engine", daemon=True)
         self._receivers: dict[type, Callable[[Any], None]] = {
             Ask: self._asked,

@@ -42,8 +42,10 @@ def beginning() -> Base:
     return Base(Folded(State(), Outbox(), Totals()), EMPTY_HEAD)
 
 
-def nearest(reader: JournalReader, stream: str, stop: int) -> Base:
+def nearest(reader: JournalReader, stream: str, stop: int, *, is_end: bool = False) -> Base:
     """The fold that is nearest to position `stop`, not beyond it, without folding anything.
+
+    With `is_end` the stream ends there: then a snapshot beyond is not one of this journal, and warned of as any other.
 
     Raises:
         JournalError: the journal can't be read.
@@ -52,6 +54,9 @@ def nearest(reader: JournalReader, stream: str, stop: int) -> Base:
         return beginning()
     for entry in reversed(reader.snapshots(stream)):
         if entry.position > stop:
+            if is_end:
+                reason = f"it says that it was made of {entry.position} records, and the journal has {stop}"
+                warn("snapshot_ignored", stream=stream, position=entry.position, reason=reason)
             continue
         snapshot = reader.load_snapshot(stream, entry.position)
         if snapshot is None:  # thinned out meanwhile

@@ -1,6 +1,7 @@
 """One life of an engine on a journal: begun by opening it, ended by closing it or by a failure."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from refold.engine.audit.inline import InlineAudit
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
-from refold.engine.folding import Base
+from refold.engine.folding import Base, warn
 from refold.engine.messages import CLOSED
 from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
@@ -19,11 +20,12 @@ from refold.engine.spared import SparedRecords
 from refold.engine.submissions import Desk
 from refold.gpu.batch import Worker
 from refold.gpu.loading import Loading
-from refold.journal.errors import Rejected
+from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.events import EngineConfig
 from refold.journal.record import Head
 from refold.journal.store import JournalStore
-from refold.journal.stores import open_store
+from refold.journal.stores import doubt_of_end, open_store
+from refold.journal.stores.location import place_of
 from refold.journal.writer import JournalWriter
 from refold.migrations import ensure
 from refold.projections.outbox import Output
@@ -168,10 +170,16 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
         Rejected: the model isn't the one that the journal's unfinished requests run on.
         JournalError: the journal can't be opened, has an owner, or is damaged.
     """
+    place = place_of(args.journal) if given_store is None else f"a {type(given_store).__name__}"
+    with _told_place(place):
+        return _begin(args, prepared, given_store, place)
+
+
+def _begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None, place: str) -> Life:
     store = given_store or _open_store(args.journal)
     audit = InlineAudit(store, args.stream, args.journal if args.audit else None)
     try:
-        core, recovery, snapshots, spared, anchor = _start(args, store, prepared, audit)
+        core, recovery, snapshots, spared, anchor = _start(args, store, prepared, audit, place)
     except BaseException:
         audit.close()
         if given_store is None:
@@ -183,13 +191,32 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
     return Life(args.stream, desk, core, recovery, store, owns, snapshots, spared, is_synced, anchor, audit, loading)
 
 
+@contextlib.contextmanager
+def _told_place(place: str) -> Iterator[None]:
+    """Damage names a record; whoever has several journals must know of which."""
+    try:
+        yield
+    except JournalCorrupt as error:
+        if place in str(error):
+            raise
+        raise _with_place(error, place) from error
+
+
+def _with_place(error: JournalCorrupt, place: str) -> JournalCorrupt:
+    if place in str(error):
+        return error
+    return JournalCorrupt(f"{place}: {error}", position=error.position, kind=error.kind)
+
+
 def _open_store(url: str) -> JournalStore:
+    if doubt := doubt_of_end(url):  # first: a journal that is gone is begun anew, without the marks of the old one
+        warn("mark_ignored", journal=place_of(url), reason=doubt)
     ensure(url)
     return open_store(url)
 
 
 def _start(
-    args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit
+    args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit, place: str
 ) -> tuple[EngineCore, Recovery, SnapshotKeeper, SparedRecords, Anchor]:
     desk = prepared.desk
     head = store.open_stream(args.stream)
@@ -197,15 +224,14 @@ def _start(
     anchor.check(store, head)
     base, recovery = fold_journal(store, args.stream, head)
     spared = SparedRecords(store, args.stream, head, recovery.from_snapshot)
-    spared.check_few()
+    spared.check_before_opening()
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
     state, outbox, totals = base.folded
     if prepared.is_worker_inside:
         warn_if_shared(state, was_closed=recovery.was_closed)
-    core = EngineCore(
-        state, Delivery(outbox, base.head.position), totals, prepared.make_worker, args.durability, args.session_idle_s
-    )
+    delivery = Delivery(outbox, base.head.position)
+    core = EngineCore(state, delivery, totals, prepared.make_worker, args.durability, args.session_idle_s, place)
 
     def on_durable(position: int) -> None:
         core.on_durable(position)
@@ -220,5 +246,5 @@ def _start(
         writer.close()
         snapshots.close(None)
         raise
-    spared.check_many(core.on_journal_failed)
+    spared.check_many(lambda error: core.on_journal_failed(_with_place(error, place)))
     return core, recovery, snapshots, spared, anchor

@@ -85,10 +85,14 @@ def find_model(name: str, worker: WorkerOptions = WorkerOptions()) -> Model:  # 
     Raises:
         Rejected: there is none, or its files are broken.
     """
-    base, _, options = name.partition("?")
-    if base == SIMULATED:
-        return _simulated(name, _options(name, options), worker)
+    if is_simulated(name):
+        return _simulated(name, _options(name, name.partition("?")[2]), worker)
     return _weighted(name, worker)
+
+
+def is_simulated(name: str) -> bool:
+    """Whether this model has no weights, so that its worker is a thread of this process unless told otherwise."""
+    return name.partition("?")[0] == SIMULATED
 
 
 _SIMULATED_OPTIONS = {"step_ms": (0, 60_000), "vocab": (2, 1 << 24), "eos": (-1, (1 << 24) - 1), "len": (2, 1 << 24)}

@@ -57,7 +57,7 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
         InvariantViolation: a record contradicts the state that those before it make, or a recorded digest.
     """
     started_s = time.perf_counter()
-    start = nearest(store, stream, head.position)
+    start = nearest(store, stream, head.position, is_end=True)
     from_snapshot = start.head.position
     try:
         base = fold_on(store, stream, start, head)

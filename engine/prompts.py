@@ -96,6 +96,20 @@ def check_sampling(sampling: object) -> SamplingParams:
     return sampling
 
 
+def check_room(sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> None:
+    """What was asked for fits behind the prompt. `max_tokens` that nobody gave is no promise, and ends with the model's length.
+
+    Raises:
+        Rejected: it doesn't.
+    """
+    room = max_model_len - num_prompt_tokens
+    if "max_tokens" in sampling.model_fields_set and sampling.max_tokens > room:
+        raise Rejected(
+            f"max_tokens is {sampling.max_tokens}, and the model takes {max_model_len} tokens, {num_prompt_tokens} of them prompt: "
+            f"give at most {room}"
+        )
+
+
 def _checked(token_ids: list[int], vocab_size: int, max_model_len: int) -> list[int]:
     if not token_ids:
         raise Rejected("the prompt is empty: give at least one token")

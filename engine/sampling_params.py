@@ -29,7 +29,8 @@ class SamplingParams(Checked):
 
     Greedy is `temperature=0`. Without a `seed` the engine draws one; with one, the same prompt gives the same tokens
     whatever else runs. Generation ends with reason `stop` at the model's end of sequence (unless `ignore_eos`) or at one of
-    `stop_token_ids`, both masked for the first `min_tokens` tokens, and with `length` after `max_tokens`.
+    `stop_token_ids`, both masked for the first `min_tokens` tokens, and with `length` after `max_tokens`. More than the model's length
+    leaves behind the prompt is refused; the default ends there in silence.
 
     In this order: `repetition_penalty` makes tokens of prompt and output less likely, `presence_penalty` those of the output,
     `frequency_penalty` those of the output the more the oftener they came; `logit_bias` is added to the logits of single tokens;

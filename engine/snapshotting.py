@@ -5,7 +5,8 @@ saves that. So a snapshot is made of the journal, never of the engine's memory. 
 and rests for four times as long after each: the engine's threads hardly notice it, and a snapshot may well take seconds. After a
 snapshot it rests for a hundred times what saving it took, so that large ones come less often.
 
-The last one is made when the engine closes in good order, of the engine's own state, which nobody changes any more then.
+The last one is made when the engine closes in good order, if the one before is far enough behind (an eighth of the usual distance),
+of the engine's own state, which nobody changes any more then.
 What goes wrong here is a warning, and the end of snapshots for this life of the engine: nothing depends on them.
 """
 

@@ -21,6 +21,7 @@ from refold.engine.prompts import (
     Extension,
     Prompt,
     check_priority,
+    check_room,
     check_sampling,
     check_text,
     extension_token_ids,
@@ -120,9 +121,11 @@ class Desk:
         resumable: bool = False,
     ) -> SubmitRequest:
         config = self.config
+        token_ids = prompt_token_ids(prompt, self.text, config.vocab_size, config.max_model_len)
+        check_room(params, len(token_ids), config.max_model_len)
         return SubmitRequest(
             request_id=uuid.uuid4().hex if request_id is None else check_request_id(request_id),
-            prompt_token_ids=prompt_token_ids(prompt, self.text, config.vocab_size, config.max_model_len),
+            prompt_token_ids=token_ids,
             sampling=params.resolve(0, config.vocab_size),
             arrival_ns=time.time_ns(),
             priority=check_priority(priority),
@@ -141,6 +144,8 @@ class Desk:
         if params is not None and params.n > 1:
             raise Rejected(f"n is {params.n}: a session has one completion a turn; leave it out")
         token_ids = extension_token_ids(prompt, self.text, self.config.vocab_size, self.config.max_model_len)
+        if params is not None:  # how long the context is by then, nobody knows yet: only what can never fit is refused
+            check_room(params, 1, self.config.max_model_len)
         given = None if params is None else params.resolve(0, self.config.vocab_size)
         keeps_seed = params is not None and params.seed is None
 

@@ -11,7 +11,7 @@ from refold.engine.cli.answers import answer_options, asking, caught_up, show, t
 from refold.engine.cli.app import debug_option
 from refold.engine.cli.console import journal_argument, json_option, named, note, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
-from refold.engine.cli.log import unknown_request
+from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import count
 from refold.engine.history.relations import similar
 from refold.projections.audit.catalogue import BY_NAME, VIEWS, View

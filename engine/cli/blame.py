@@ -6,8 +6,8 @@ import click
 
 from refold.engine.cli.console import journal_argument, json_option, painter, reading, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
-from refold.engine.cli.log import unknown_request
 from refold.engine.cli.progress import bar
+from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.blame import Origin, blame, rows
 from refold.engine.history.plain import listed, safe
 

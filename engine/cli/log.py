@@ -3,8 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 import click
 import msgspec
@@ -13,24 +12,25 @@ from refold.engine.cli.console import (
     clock,
     journal_argument,
     json_option,
+    note,
     painter,
     reading,
     tell_if_cut,
     verb,
     write,
 )
-from refold.engine.cli.failures import NOT_SO, Complaint, damaged
+from refold.engine.cli.failures import Complaint, damaged
+from refold.engine.cli.positions import POSITION
 from refold.engine.cli.times import TIME
-from refold.engine.history.plain import listed
-from refold.engine.history.relations import Names, handles_of, steps_of
+from refold.engine.cli.unknown import unknown_request
+from refold.engine.cli.walk import EVERYTHING, Line, Walk, Wanted
+from refold.engine.history.plain import count
+from refold.engine.history.relations import Names
 from refold.engine.history.times import position_of_time
 from refold.engine.history.words import sentence
-from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
-from refold.journal.events import EVENT_TYPES, EngineClosed, Event, RequestSubmitted, StateDigest
-from refold.journal.record import EMPTY_HEAD, Record, head_after
+from refold.journal.events import EVENT_TYPES, Event, StateDigest
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
 
 EXAMPLES = """Examples:
   refold log                                     every event of ./refold.db
@@ -41,8 +41,7 @@ EXAMPLES = """Examples:
   refold log --json | jq 'select(.event.type == "RequestFinished")'"""
 
 _POLL_S = 0.2
-_POSITION = click.IntRange(0, 2**62)
-_MARK = b'"RequestSubmitted"'
+_COUNT = click.IntRange(0, 2**62)
 _COLOURS = {
     "EngineOpened": "cyan",
     "EngineClosed": "cyan",
@@ -60,34 +59,15 @@ _COLOURS = {
 }
 
 
-class Line(NamedTuple):
-    """One event with its place: the record, and which of its events it is."""
-
-    record: Record
-    which: int
-    event: Event
-
-
-class Wanted(NamedTuple):
-    """What the reader asked for; None asks for everything."""
-
-    request_id: str | None
-    step: int | None
-    kinds: frozenset[str] | None
-
-
-EVERYTHING = Wanted(None, None, None)
-
-
 @verb("log", EXAMPLES)
 @click.option("--request", "request_id", metavar="ID", help="Only what names this request.")
-@click.option("--step", type=_POSITION, help="Only what a step did.")
+@click.option("--step", type=_COUNT, help="Only what a step did.")
 @click.option("--kind", multiple=True, metavar="KIND[,KIND]", help="Only these kinds of event.")
-@click.option("--since", type=_POSITION, default=0, metavar="POS", help="From this position on.")
-@click.option("--until", type=_POSITION, metavar="POS", help="Up to this position, included.")
+@click.option("--since", type=POSITION, default=0, metavar="POS", help="From this position on.")
+@click.option("--until", type=POSITION, metavar="POS", help="Up to this position, included.")
 @click.option("--after", type=TIME, metavar="TIME", help="Not before this time, e.g. 2026-09-21T14:14:30Z.")
 @click.option("--before", type=TIME, metavar="TIME", help="Not after this time.")
-@click.option("-n", "--limit", type=_POSITION, metavar="N", help="Only the last N of these.")
+@click.option("-n", "--limit", type=_COUNT, metavar="N", help="Only the last N of these.")
 @click.option("--reverse", is_flag=True, help="The newest first.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until interrupted.")
 @json_option
@@ -138,8 +118,16 @@ def command(
             raise damaged(error, journal) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
             raise unknown_request(request_id, names.similar(request_id))
+        if not found and since >= walk.end:
+            _tell_end(walk.end)
         if end == walk.end:
             tell_if_cut(journal, end - 1, is_open=walk.is_open)
+
+
+def _tell_end(end: int) -> None:
+    """Who asks for what lies beyond the end is told where that is, lest he believe that nothing has happened."""
+    has = f"{count(end, 'record')}, at position{'s 0 to' if end > 1 else ''} {end - 1}" if end else "no record yet"
+    note(f"refold: nothing is there: the journal has {has}")
 
 
 def _refuse_backwards(since: int, until: int | None, after: int | None, before: int | None) -> None:
@@ -164,12 +152,6 @@ def _within(
     return since, stop
 
 
-def unknown_request(request_id: str, similar: Sequence[str]) -> Complaint:
-    """The complaint about an id that the journal doesn't have; `similar` are ids that it has."""
-    hint = f"it has {listed([repr(s) for s in similar])}" if similar else "it has no request at all"
-    return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
-
-
 def _kinds(given: tuple[str, ...]) -> frozenset[str] | None:
     known = {kind.__name__.lower(): kind.__name__ for kind in EVENT_TYPES}
     names = [part.strip() for text in given for part in text.split(",") if part.strip()]
@@ -177,75 +159,6 @@ def _kinds(given: tuple[str, ...]) -> frozenset[str] | None:
         if name.lower() not in known:
             raise Complaint(f"no kind of event is named {name!r}", f"the kinds are {', '.join(known.values())}")
     return frozenset(known[name.lower()] for name in names) or None
-
-
-class Walk:
-    """Walks along a journal, checks the hash chain on the way, and finds the events that are wanted."""
-
-    def __init__(self, reader: JournalReader, names: Names, wanted: Wanted) -> None:
-        self._reader = reader
-        self._names = names
-        self._wanted = wanted
-        self._at = EMPTY_HEAD
-        self._head = reader.head()
-        self._last: Record | None = None
-
-    @property
-    def end(self) -> int:
-        """How far the journal went when somebody looked last."""
-        return self._head.position
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the record walked over last is one of an engine that has not closed."""
-        return self._last is not None and not any(type(event) is EngineClosed for event in decode(self._last))
-
-    def look_again(self) -> bool:
-        """Whether the journal has grown."""
-        self._head = self._reader.head()
-        return self._head.position > self._at.position
-
-    def lines(self, since: int, stop: int) -> Iterator[Line]:
-        """The wanted events from position `since` on, before `stop`. What lies before is only searched for names of requests.
-
-        Raises:
-            JournalCorrupt: a record isn't what was written, or there is none.
-        """
-        for record in self._records(stop):
-            before = record.position < since
-            if before and _MARK not in record.body:
-                continue
-            events = decode(record)
-            if _MARK in record.body:
-                for event in events:
-                    if type(event) is RequestSubmitted:
-                        self._names.observe(event)
-            if before:
-                continue
-            for index in _choose(events, self._names, self._wanted):
-                yield Line(record, index, events[index])
-
-    def _records(self, stop: int) -> Iterator[Record]:
-        """The records from where the walk stopped, each after its place in the chain was checked."""
-        start, is_whole = self._at, self._at == EMPTY_HEAD and stop == self.end
-        records = self._reader.read(start=start.position, stop=stop)
-        for record in verified(records, start, self._head if stop == self.end else None, is_whole=is_whole):
-            self._at, self._last = head_after(record), record
-            yield record
-
-
-def _choose(events: list[Event], names: Names, wanted: Wanted) -> list[int]:
-    """The indices of the wanted events of one record. A step's record is its decision: it counts as a whole."""
-    request_id, step, kinds = wanted
-    if step is not None and not any(step in steps_of(event) for event in events):
-        return []
-    chosen = list(range(len(events)))
-    if kinds is not None:
-        chosen = [i for i in chosen if type(events[i]).__name__ in kinds]
-    if request_id is not None:
-        handle = names.handle_of(request_id)
-        chosen = [] if handle is None else [i for i in chosen if handle in handles_of(events[i])]
-    return chosen
 
 
 def _print(lines: Iterator[Line], show: Callable[[Line], str]) -> bool:

@@ -26,6 +26,7 @@ class Printer:
         self._ends: dict[str, Delta] = {}
         self._thoughts: dict[str, dict[str, Any]] = {}
         self._next = 0
+        self._is_mid_line = False
 
     def expect(self, ids: list[str], titles: dict[str, str]) -> None:
         """These requests will come, and are shown in this order."""
@@ -46,21 +47,33 @@ class Printer:
         self._note_logprobs(delta)
         streams = len(self._ids) == 1 and not self._as_json
         if streams:
-            sys.stdout.write(safe_text(delta.text))
-            sys.stdout.flush()
+            self._stream(delta.text)
         if delta.finish_reason is None:
             return
         self.last_id = delta.request_id
         self._ends[delta.request_id] = delta
         if delta.finish_reason in {"error", "capacity"}:
             self.status = NOT_SO
+            self.end_line()
             note(f"refold: {safe(delta.request_id)} ended with {delta.finish_reason}: {safe(delta.message)}")
         if streams:
-            write("")
+            self.end_line()
         elif self._as_json:
             self._write_json(delta)
         else:
             self._write_due()
+
+    def end_line(self) -> None:
+        """End a line that was begun: what comes next, a complaint for example, is no part of an answer."""
+        if self._is_mid_line:
+            self._is_mid_line = False
+            write("")
+            sys.stdout.flush()
+
+    def _stream(self, text: str) -> None:
+        sys.stdout.write(safe_text(text))
+        sys.stdout.flush()
+        self._is_mid_line = True
 
     def _note_logprobs(self, delta: "Delta") -> None:
         told = self._thoughts.setdefault(delta.request_id, {})

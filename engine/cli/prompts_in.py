@@ -65,6 +65,9 @@ class Asked(msgspec.Struct):
                 yield name, self.sampling.model_copy(update={"n": 1, "seed": of_its_own})
 
 
+_FORMS = 'a line that starts with { is JSON: {"prompt": "...", "sampling": {"max_tokens": 20}} or {"messages": [...]}'
+
+
 class Refused(NamedTuple):
     """A line that is no prompt: where it stands, what is wrong with it, and what to do."""
 
@@ -140,6 +143,7 @@ def _add_lines(prompts: Prompts, data: bytes, source: str, sampling: dict[str, A
         place = f"{source} line {number}"
         try:
             line = _decoded(ended.removesuffix(b"\r"))
+            _refuse_mark(line)
             if line.lstrip().startswith("{"):
                 prompts.add(_from_json(line, place, sampling))
             elif line.strip():
@@ -156,6 +160,13 @@ def _decoded(line: bytes) -> str:
         raise Complaint(what, "convert it, for example with `iconv -t utf-8`") from error
 
 
+def _refuse_mark(line: str) -> None:
+    """A byte order mark before a line that isn't the first would make a text of a line of JSON, in silence."""
+    if line.lstrip().startswith("\ufeff"):
+        what = "it begins with a byte order mark (U+FEFF, bytes EF BB BF), as the first line of an appended file does"
+        raise Complaint(what, "remove it: `sed 's/^\\xef\\xbb\\xbf//'` takes it off every line of a file")
+
+
 def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
     try:
         given = msgspec.json.decode(line, type=_Line)
@@ -163,12 +174,13 @@ def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
         if half := _half_pair(line):
             what = f"\\u{ord(half):04x} without its other half is no character"
             raise Complaint(what, "remove it, or write both halves of the pair, or the character itself") from error
-        hint = 'a line that starts with { is JSON: {"prompt": "...", "sampling": {"max_tokens": 20}} or {"messages": [...]}'
-        raise Complaint(str(error), hint) from error
+        raise Complaint(str(error), _FORMS) from error
     if twice := _given_twice(line):
         raise Complaint(f"{twice!r} is given twice in one object", "leave one of them out")
-    if (given.prompt is None) == (given.messages is None):
-        raise Complaint("it has both or neither of prompt and messages", "give one of them")
+    if given.prompt is None and given.messages is None:
+        raise Complaint("it has neither a prompt nor messages", _FORMS)
+    if given.prompt is not None and given.messages is not None:
+        raise Complaint("it has a prompt and messages", "leave one of them out")
     if given.messages is not None and not given.messages:
         raise Complaint("messages is empty", 'give at least one: {"messages": [{"role": "user", "content": "..."}]}')
     try:

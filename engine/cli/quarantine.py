@@ -3,15 +3,16 @@
 import click
 
 from refold.engine.cli.console import journal_argument, json_option, require_journal, verb, write, write_json
+from refold.engine.cli.failures import Complaint
 from refold.engine.cli.typed import typed
-from refold.engine.history.plain import safe
+from refold.engine.history.plain import listed, safe
 
 EXAMPLES = """Examples:
   refold quarantine run.db                  whose content killed workers and is kept out
   refold quarantine --lift client-9 run.db  the cause is mended: let it in again
 
 On a live engine: `engine.quarantined()` and `engine.lift_quarantine("client-9")`.
-Exit status: 0 all is well, 2 nothing of that request is quarantined, 5 a live engine writes the journal."""
+Exit status: 0 all is well, 1 no such request, 2 nothing of that request is quarantined, 5 a live engine writes the journal."""
 
 
 @verb("quarantine", EXAMPLES)
@@ -27,11 +28,11 @@ def command(lift: str | None, as_json: bool, journal: str) -> None:
     A request that was in the last step of dying workers again and again is tried alone. If the worker dies of it, the request
     ends with an error, and what it asked for is quarantined. `refold why` and `refold request` tell how it was found.
     """
-    from refold.engine.quarantine import lift_at_rest, quarantined_at_rest
+    from refold.engine.quarantine import quarantined_at_rest
 
     require_journal(journal)
     if lift is not None:
-        lift_at_rest(journal, lift)
+        _lift(journal, lift)
         if as_json:
             write_json({"schema": "refold.quarantine/1", "request_id": lift, "is_quarantined": False})
         else:
@@ -46,6 +47,28 @@ def command(lift: str | None, as_json: bool, journal: str) -> None:
             write(", ".join(map(safe, each.request_ids)))
     if not found and not as_json:
         write("nothing is quarantined")
+
+
+def _lift(journal: str, request_id: str) -> None:
+    """Lift it. An id that the journal doesn't know is not found; one whose content isn't kept out is refused."""
+    from refold.engine.cli.unknown import names_in, unknown_request
+    from refold.engine.quarantine import lift_at_rest, quarantined_at_rest
+    from refold.engine.submissions import check_request_id
+    from refold.journal.errors import Rejected
+
+    try:
+        lift_at_rest(journal, check_request_id(request_id))
+    except Rejected as error:
+        kept = [name for each in quarantined_at_rest(journal) for name in each.request_ids]
+        names = names_in(journal)
+        if names.handle_of(request_id) is None and request_id:
+            raise unknown_request(request_id, kept or names.similar(request_id)) from error
+        whose = (
+            f"quarantined is what {listed([repr(name) for name in kept])} asked for"
+            if kept
+            else "nothing is quarantined"
+        )
+        raise Complaint(str(error), whose) from error
 
 
 def quarantine_line(num_quarantined: int, journal: str) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ EXAMPLES = """Examples:
   refold verify run.db                 says how many records were redacted
 
 On a live engine: `engine.redact("client-9")`.
-Exit status: 0 erased, 3 there is no journal, 2 the request isn't over or nothing is left of it, 5 a live engine writes the journal."""
+Exit status: 0 erased, 1 no such request, 3 there is no journal, 2 the request isn't over or nothing is left of it, 5 a live engine writes the journal."""
 
 
 @verb("redact", EXAMPLES)
@@ -24,10 +24,15 @@ def command(reason: str, as_json: bool, journal: str, request_id: str) -> None:
     What others said stays, and so does all that was decided: the hash chain, the schedule and every counter can still be
     checked. A new record says what was erased. There is no way back.
     """
+    from refold.engine.cli.unknown import names_in, unknown_request
     from refold.engine.redacting import redact_at_rest
+    from refold.journal.errors import NotFound
 
     require_journal(journal)
-    done = redact_at_rest(journal, request_id, reason)
+    try:
+        done = redact_at_rest(journal, request_id, reason)
+    except NotFound as error:
+        raise unknown_request(request_id, names_in(journal).similar(request_id)) from error
     if as_json:
         write_json({"schema": "refold.redact/1", "request_id": request_id, "records": done.records, "left": done.left})
     else:

@@ -21,8 +21,8 @@ from refold.engine.cli.console import (
     write_json,
 )
 from refold.engine.cli.failures import UNREADABLE, Complaint, damage_hint, damaged
-from refold.engine.cli.log import unknown_request
 from refold.engine.cli.progress import bar
+from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.life import Life, LifeStory
 from refold.engine.history.plain import count, safe, safe_text
 from refold.engine.history.replay import Contradiction, replay

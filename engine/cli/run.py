@@ -15,18 +15,25 @@ from refold.engine.cli.console import (
     remembered,
     verb,
 )
-from refold.engine.cli.failures import BUG, USAGE, Complaint, explain
+from refold.engine.cli.failures import BUG, UNREADABLE, USAGE, Complaint, explain
 from refold.engine.cli.interrupts import in_words, once_is_enough, terminable
+from refold.engine.cli.run_notes import (
+    nothing_to_do,
+    report_recovery,
+    require_something,
+    tell_kind,
+    tell_quarantine,
+    warn_of_copies,
+)
 from refold.engine.cli.sampling_in import sampling_options, taken_sampling
 from refold.engine.cli.submission import Submission, is_memory
 from refold.engine.cli.typed import typed
-from refold.engine.history.plain import count, listed, safe
+from refold.engine.history.plain import count, safe
 
 if TYPE_CHECKING:
     from refold.engine.cli.printer import Printer
     from refold.engine.cli.prompts_in import Asked
     from refold.engine.engine import Delta, Engine
-    from refold.engine.opening import Recovery
 
 EXAMPLES = """Examples:
   refold run "Why is the sky blue?"
@@ -110,13 +117,13 @@ def command(
     if read and not submission.asked:
         raise SystemExit(USAGE)
     if not read:
-        _require_journal(journal)
-    _tell_kind(journal)
-    _warn_of_copies(submission.asked)
-    with terminable(), _explained(submission), engine.open(await_worker=False), _impatient():
+        require_something(journal)
+    tell_kind(journal)
+    warn_of_copies(submission.asked)
+    with terminable(), _explained(submission, journal), engine.open(await_worker=False), _impatient():
         assert engine.recovery is not None
-        _report_recovery(engine.recovery)
-        _tell_quarantine(engine, journal)
+        report_recovery(engine.recovery)
+        tell_quarantine(engine, journal)
         submission.since = _name(submission.asked, engine, journal)
         status = max(_serve(engine, submission, printer), USAGE if len(submission.asked) < len(read) else 0)
     can_tell = printer.last_id and not is_memory(journal)
@@ -127,9 +134,9 @@ def command(
 
 
 @contextlib.contextmanager
-def _explained(submission: Submission) -> Iterator[None]:
-    """Ctrl-C, SIGTERM, or a worker that can't be kept alive, closes the engine; then this says how to go on."""
-    from refold.journal.errors import WorkerLost
+def _explained(submission: Submission, journal: str) -> Iterator[None]:
+    """Ctrl-C, SIGTERM, a worker that can't be kept alive, or a disk that fails, closes the engine; then this says how to go on."""
+    from refold.journal.errors import JournalError, WorkerLost
 
     try:
         yield
@@ -138,35 +145,10 @@ def _explained(submission: Submission) -> Iterator[None]:
         raise Complaint(line, submission.how_to_go_on(), status) from None
     except WorkerLost as error:
         raise Complaint(str(error), submission.how_to_go_on(), BUG) from error
-
-
-def _require_journal(journal: str) -> None:
-    """Without a prompt there must be something that can be unfinished. More is known only once the journal is folded."""
-    from refold.journal.errors import NotFound
-    from refold.journal.stores import open_reader
-
-    if is_memory(journal):
-        raise _nothing_to_do()
-    try:
-        open_reader(journal).close()
-    except NotFound as error:
-        raise _nothing_to_do() from error
-
-
-def _tell_kind(journal: str) -> None:
-    """Say what becomes of an empty folder: whoever names one may have meant a file in it."""
-    from refold.journal.stores.location import file_path, locate
-    from refold.journal.stores.segments.folder import look_at
-
-    location = locate(journal)
-    if location.kind == "segments" and look_at(file_path(location)) == "empty":
-        note(
-            f"{named(journal)} is an empty folder: it becomes a journal of segment files; for one file, name {named(journal)}/refold.db"
-        )
-
-
-def _nothing_to_do() -> Complaint:
-    return Complaint("no prompt, and nothing unfinished in the journal", 'give a prompt: `refold run "Hello"`')
+    except JournalError as error:
+        line, hint, status = explain(error, "refold run", journal)
+        hint = submission.how_to_go_on_once_mended(error) or hint if status == UNREADABLE else hint
+        raise Complaint(line, hint, status) from error
 
 
 @contextlib.contextmanager
@@ -202,34 +184,6 @@ def _name(asked: "list[Asked]", engine: "Engine", journal: str) -> int:
             f"taken up: {found:,} of {count(len(asked), 'prompt')} in the journal already; what it has isn't computed again"
         )
     return head.position
-
-
-def _warn_of_copies(asked: "list[Asked]") -> None:
-    """Say that greedy completions of one prompt are alike."""
-    most = max((each.sampling.n for each in asked if each.sampling.temperature == 0), default=1)
-    if most > 1:
-        note(
-            f"temperature is 0, which takes the likeliest token: on a model with weights the {most} completions of a prompt are "
-            "alike; give `--temperature 0.8`, say"
-        )
-
-
-def _tell_quarantine(engine: "Engine", journal: str) -> None:
-    """Say that something is kept out: whoever submits it is refused."""
-    if kept := engine.quarantined():
-        whose = listed([safe(each) for each in kept])
-        note(f"quarantined: what {whose} asked for, which killed workers; `{typed('quarantine', journal)}` tells more")
-
-
-def _report_recovery(recovery: "Recovery") -> None:
-    if not recovery.requests:
-        return
-    end = "was closed" if recovery.was_closed else "ended without a word"
-    ids = listed([safe(request_id) for request_id in recovery.request_ids])
-    note(
-        f"recovered: the last engine on this journal {end}; {count(recovery.requests, 'unfinished request')} with "
-        f"{count(recovery.tokens, 'token')} so far will be finished too{': ' if ids else ''}{ids}"
-    )
 
 
 def _has_chat_template(engine: "Engine") -> bool:
@@ -287,11 +241,13 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
     left, asked = engine.recovery.request_ids, submission.asked
     submission.is_open = True
     if not asked and not left:
-        raise _nothing_to_do()
+        raise nothing_to_do()
     taken_up = {name for each in asked for name in each.journaled}
     status, ids = 0, [request_id for request_id in left if request_id not in taken_up]
     for each in asked:
-        if not _submit(engine, each, ids, printer):
+        if _submit(engine, each, ids, printer):
+            submission.num_receipts += 1
+        else:
             status = USAGE
     engine.await_worker()
     printer.expect(ids, {name: _title(each) for each in asked for name in each.ids()})
@@ -301,7 +257,10 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
             printer.add(delta)
             progress.advance(delta.finish_reason is not None)
 
-        engine.wait(ids, on_delta)
+        try:
+            engine.wait(ids, on_delta)
+        finally:
+            printer.end_line()
     return max(status, printer.status)
 
 

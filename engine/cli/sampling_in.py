@@ -6,7 +6,11 @@ from typing import Any
 import click
 
 _OPTIONS = (
-    click.option("--max-tokens", type=int, default=128, show_default=True, help="Tokens per prompt, at most."),
+    click.option(
+        "--max-tokens",
+        type=int,
+        help="Tokens per prompt, at most; 128 unless given, or what the model has room for.",
+    ),
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token."),
     click.option("--top-k", type=int, default=0, help="Only the K likeliest tokens; 0 for all."),
     click.option("--top-p", type=float, default=1.0, help="Only the likeliest tokens that make up this probability."),
@@ -45,5 +49,6 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def taken_sampling(options: dict[str, Any]) -> dict[str, Any]:
-    """Take these options out of all that were given."""
-    return {name: options.pop(name) for name in _NAMES}
+    """Take these options out of all that there are, without `max_tokens` if nobody gave it: then it is no promise."""
+    taken = {name: options.pop(name) for name in _NAMES}
+    return {name: value for name, value in taken.items() if name != "max_tokens" or value is not None}

@@ -12,6 +12,7 @@ from refold.engine.history.plain import count
 
 if TYPE_CHECKING:
     from refold.engine.cli.prompts_in import Asked
+    from refold.journal.errors import JournalError
 
 
 class Submission:
@@ -20,6 +21,7 @@ class Submission:
     def __init__(self, asked: "list[Asked]", model: str, journal: str) -> None:
         self.asked = asked
         self.is_open = False
+        self.num_receipts = 0
         self.since = 0
         self._model, self._journal = model, journal
 
@@ -37,6 +39,18 @@ class Submission:
         if is_unfinished:
             return f"{known}: {finish}; the same command does that and submits the others"
         return f"{known}{', and finished' if num_journaled else ''}: the same command submits the others"
+
+    def how_to_go_on_once_mended(self, error: "JournalError") -> str:
+        """The same after the journal's storage failed under the run; empty where only the error's own hint helps."""
+        from refold.journal.errors import JournalError
+
+        if type(error) is not JournalError or not self.is_open:  # the others are no matter of mending a disk
+            return ""
+        try:
+            return f"once that is mended: {self.how_to_go_on()}"
+        except JournalError:  # it can't even be read; but who got a receipt is in it
+            known = f"{self.num_receipts} of {count(len(self.asked), 'prompt')}, or a few more"
+            return f"once that is mended, the same command finishes what is in the journal ({known}) and submits the others"
 
     def _journaled(self) -> tuple[int, bool]:
         """How many prompts are in the journal, and whether something of them is unfinished."""

@@ -18,8 +18,8 @@ from refold.engine.cli.console import (
     write,
     write_json,
 )
-from refold.engine.cli.log import unknown_request
 from refold.engine.cli.progress import bar
+from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import safe
 from refold.engine.history.waits import by_reason
 from refold.engine.history.why import Chain, WhyStory, why

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from refold.engine.checked import short
 from refold.engine.history.checkpoints import image_of, state_of
 from refold.engine.history.figures import Figures, Meter
 from refold.engine.history.recording import RecordedTiming, Recording, fitted, recorded
@@ -85,8 +86,9 @@ def _value(name: str, given: Any, kind: Any) -> Any:
     low, high = _MOST.get(name, (0, 0))
     if name in _MOST and not low <= converted <= high:
         raise Rejected(f"{name} is {converted}: give {low} to {high}")
-    if name == "tenant_weights" and not all(1 <= weight <= MAX_TENANT_WEIGHT for weight in converted.values()):
-        raise Rejected(f"tenant_weights has a weight that is not between 1 and {MAX_TENANT_WEIGHT}")
+    for tenant, weight in converted.items() if name == "tenant_weights" else ():
+        if not 1 <= weight <= MAX_TENANT_WEIGHT:
+            raise Rejected(f"tenant_weights[{short(tenant)}] is {weight}: give a weight of 1 to {MAX_TENANT_WEIGHT}")
     return converted
 
 

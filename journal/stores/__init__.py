@@ -4,7 +4,7 @@ from refold.journal.store import JournalReader, JournalStore
 from refold.journal.stores.kinds import KINDS
 from refold.journal.stores.location import locate
 
-__all__ = ["engine_owner", "open_reader", "open_store"]
+__all__ = ["doubt_of_end", "engine_owner", "open_reader", "open_store"]
 
 
 def open_store(url: str) -> JournalStore:
@@ -35,3 +35,11 @@ def engine_owner(url: str) -> int | None:
     """The process id of the live engine that writes this journal; 0 if unknown, None if nobody does."""
     location = locate(url)
     return KINDS[location.kind].owner(location)
+
+
+def doubt_of_end(url: str) -> str:
+    """Why nobody can tell whether this journal still ends where it was acknowledged to; empty if somebody can.
+
+    It's no error, and to be said to whoever opens the journal. Segments refuse instead: their mark decides about the last group.
+    """
+    return KINDS[(location := locate(url)).kind].doubt(location)

@@ -18,11 +18,13 @@ class Kind(NamedTuple):
         open_store: a handle that writes.
         open_reader: a handle that can't.
         owner: the process id of the live engine that writes it; 0 if unknown, None if nobody does.
+        doubt: why it can't be told whether its end is the acknowledged one, without an error; empty if it can.
     """
 
     open_store: Callable[[Location], JournalStore]
     open_reader: Callable[[Location], JournalReader]
     owner: Callable[[Location], int | None]
+    doubt: Callable[[Location], str] = lambda _location: ""
 
 
 def _open_memory(_location: Location) -> JournalStore:
@@ -55,6 +57,12 @@ def _own_sqlite(location: Location) -> int | None:
     from refold.journal.stores.ownership import owner_of  # noqa: PLC0415
 
     return owner_of(sqlite_path(location.url))
+
+
+def _doubt_sqlite(location: Location) -> str:
+    from refold.journal.stores.sqlite_marks import doubt_of  # noqa: PLC0415
+
+    return doubt_of(sqlite_path(location.url))
 
 
 def _open_postgresql(location: Location) -> JournalStore:
@@ -95,7 +103,7 @@ def _own_segments(location: Location) -> int | None:
 
 KINDS: dict[str, Kind] = {
     "memory": Kind(_open_memory, _read_memory, _own_memory),
-    "sqlite": Kind(_open_sqlite, _read_sqlite, _own_sqlite),
+    "sqlite": Kind(_open_sqlite, _read_sqlite, _own_sqlite, _doubt_sqlite),
     "postgresql": Kind(_open_postgresql, _read_postgresql, _own_postgresql),
     "segments": Kind(_open_segments, _read_segments, _own_segments),
 }

@@ -66,6 +66,12 @@ def shown(url: str) -> str:
     return _PASSWORD.sub(lambda match: f"{match[1]}:***@" if match[2] is None else f"{match[2]}***", url)
 
 
+def place_of(url: str) -> str:
+    """Where a journal is, as messages and logs call it: its path, or its URL without a password."""
+    location = locate(url)
+    return shown(url) if location.path is None else str(location.path)
+
+
 def _database(url: str) -> str:
     try:
         name = urlsplit(url).path.strip("/")

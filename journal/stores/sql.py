@@ -25,7 +25,7 @@ import sqlalchemy as sa
 
 from refold.journal.archives import Archive
 from refold.journal.errors import JournalError
-from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
+from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, size_of
 from refold.journal.snapshots import Snapshot
 from refold.journal.store import DEFAULT_STREAM, Erased
 from refold.journal.stores import sql_snapshots
@@ -41,6 +41,7 @@ from refold.journal.stores.guards import (
 )
 from refold.journal.stores.location import Location, locate
 from refold.journal.stores.patience import Patience
+from refold.journal.stores.room import writing
 from refold.journal.stores.sql_reader import SqlReader
 from refold.journal.stores.tables import journal_records, journal_streams
 
@@ -148,7 +149,7 @@ class SqlStore(SqlReader):
         attempt = partial(self._database.append, opened.stream_id, opened.head, after, records)
         if contents is not None:
             attempt = partial(self._database.erase, opened.stream_id, opened.head, after, records, contents)
-        self._append_for_certain(stream, opened.head, after, attempt)
+        self._append_for_certain(stream, opened.head, after, records, attempt)
         opened = self._opened[stream] = opened._replace(head=after)
         self._database.appended(opened.stream_id, after, records)
         return opened
@@ -255,7 +256,9 @@ class SqlStore(SqlReader):
                 head = head._replace(engine_epoch=head.engine_epoch + 1)
             return _Opened(_save_head(connection, stream, stream_id, head), head, is_replica)
 
-    def _append_for_certain(self, stream: str, before: Head, after: Head, attempt: Callable[[], bool]) -> None:
+    def _append_for_certain(
+        self, stream: str, before: Head, after: Head, records: Sequence[Record], attempt: Callable[[], bool]
+    ) -> None:
         """Append; return when the records are in, raise when they aren't, or when the patience ends and nobody knows."""
         patience, in_doubt = Patience(self._database.patience_s), False
         while True:
@@ -264,7 +267,8 @@ class SqlStore(SqlReader):
                     return
                 raise refuse(stream, before, self.head(stream))
             except sa.exc.SQLAlchemyError as failure:
-                error, cause = failure, self._database.explain(failure, "write")
+                doing = writing(before.position, after.position - 1, sum(map(size_of, records)))
+                error, cause = failure, self._database.explain(failure, doing)
                 fate = self._database.after_error(failure)
             now = self._head_if_readable(stream)
             if now == after:

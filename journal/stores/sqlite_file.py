@@ -13,6 +13,8 @@ Facts of SQLite that this package stands on:
 - Header fields may still be in the WAL only: they're read through a connection, never from the raw file.
 """
 
+import contextlib
+import os
 import shlex
 import sqlite3
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
+from refold.journal.stores.room import room_at
 
 APPLICATION_ID = 0x5245464F  # "REFO"
 TABLE_VERSION = 5  # the number of the newest migration
@@ -54,8 +57,20 @@ def explain(error: Exception, path: Path, doing: str, position: int = 0) -> Jour
         return JournalCorrupt(f"{path} is not a SQLite file: name another journal file", position=0, kind="foreign")
     if primary == sqlite3.SQLITE_CORRUPT:
         return _damaged(path, str(error), position)
+    if primary == sqlite3.SQLITE_CANTOPEN and _is_unreadable(path):
+        return JournalError(
+            f"cannot read {path}: it is there, and this user has no right to read it; give it that right"
+        )
     remedy = _REMEDIES.get(primary, "see the cause") if primary is not None else "see the cause"
-    return JournalError(f"cannot {doing} {path}: {error}; {remedy}")
+    room = room_at(path) if primary in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR} else ""
+    return JournalError(f"cannot {doing} {path}: {error}{room}; {remedy}")
+
+
+def _is_unreadable(path: Path) -> bool:
+    """Whether the file is there and isn't this user's to read. Asked without opening it: closing it would drop SQLite's locks."""
+    with contextlib.suppress(OSError):
+        return path.exists() and not os.access(path, os.R_OK)
+    return False
 
 
 def _damaged(path: Path, how: str, position: int = 0) -> JournalCorrupt:

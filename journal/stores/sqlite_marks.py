@@ -6,8 +6,9 @@ inside nothing is missing. The mark is outside: before an append returns, it mov
 before it, records that somebody was told of are gone.
 
 It's written without a sync, so it survives the death of the process and may lag after a power cut, but it never runs ahead:
-it moves after the commit. A slot that was torn has a wrong checksum and counts as not there. Nothing depends on the file: to
-remove it is to say that what is in the journal is all that counts, after an older copy was put in its place for example.
+it moves after the commit. A slot that was torn has a wrong checksum and counts as not there; `doubt_of` says that there is one,
+so that whoever opens the journal is told what nobody looks after. Nothing depends on the file: to remove it is to say that what
+is in the journal is all that counts, after an older copy was put in its place for example.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ _SLOT = struct.Struct(">4sQQ32s")
 _CRC = struct.Struct(">I")
 _SLOT_BYTES = 64
 _MAX_STREAMS = 1 << 16
+_ATTEMPTS = 20
 
 
 def mark_file(journal: Path) -> Path:
@@ -65,14 +67,49 @@ def marks_of(journal: Path) -> dict[int, tuple[int, bytes]]:
         content = mark_file(journal).read_bytes()
     except OSError:
         return {}
-    marks = {}
-    for at in range(0, len(content) - _SLOT.size - _CRC.size + 1, _SLOT_BYTES):
-        slot = content[at : at + _SLOT.size]
-        magic, stream_id, position, digest = _SLOT.unpack(slot)
-        is_whole = _CRC.unpack_from(content, at + _SLOT.size) == (zlib.crc32(slot),)
-        if magic == _MAGIC and is_whole and at == stream_id * _SLOT_BYTES:
-            marks[stream_id] = (position, digest)
-    return marks
+    return _slots_of(content)[0]
+
+
+def doubt_of(journal: Path) -> str:
+    """Why the file of marks, which is there, can't vouch for the journal's end; empty if it can, or if there is none.
+
+    A writer that was caught half way is looked at again.
+    """
+    for _ in range(_ATTEMPTS):
+        if not (damage := _damage_of(mark_file(journal))):
+            return ""
+    return (
+        f"{mark_file(journal)} {damage}: it says how far the journal was acknowledged, so a cut-off end, or an older copy in the "
+        "journal's place, can't be noticed now; compare the journal with a head that you kept (`refold verify --head`), and "
+        "remove this file, while no engine runs, to take the journal as it is"
+    )
+
+
+def _damage_of(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"can't be read ({error.strerror})"
+    marks, num_broken = _slots_of(content)
+    if num_broken:
+        return f"is damaged ({num_broken} of its {len(marks) + num_broken} marks)"
+    return "" if marks else f"holds no mark in its {len(content)} bytes (a power cut can do that)"
+
+
+def _slots_of(content: bytes) -> tuple[dict[int, tuple[int, bytes]], int]:
+    """The sound marks, by stream id, and how many are broken. A slot of zeros belongs to a stream that never had one."""
+    marks, num_broken = dict[int, tuple[int, bytes]](), 0
+    for at in range(0, len(content), _SLOT_BYTES):
+        slot, checksum = content[at : at + _SLOT.size], content[at + _SLOT.size : at + _SLOT.size + _CRC.size]
+        if checksum == _CRC.pack(zlib.crc32(slot)) and len(slot) == _SLOT.size:
+            magic, stream_id, position, digest = _SLOT.unpack(slot)
+            if magic == _MAGIC and at == stream_id * _SLOT_BYTES:
+                marks[stream_id] = (position, digest)
+                continue
+        num_broken += any(content[at : at + _SLOT_BYTES])
+    return marks, num_broken
 
 
 def check_marks(journal: Path, marks: Mapping[int, tuple[int, bytes]], heads: Mapping[int, tuple[int, bytes]]) -> None:

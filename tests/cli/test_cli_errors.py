@@ -5,7 +5,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +126,42 @@ def test_run_in_a_folder_without_the_right_to_write(tmp_path):
     tmp_path.chmod(0o700)
     assert result.exit_code == 3
     assert_one_line_and_a_hint(result.stderr)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user may enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def nobody_special():
+    """This process without root's right to read everything; nothing where it has none."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("verb", [*READERS, ("run", "--model", "simulated", "hi", "--journal")], ids=lambda v: v[0])
+def test_a_journal_that_this_user_may_not_read_is_said_to_be_unreadable(verb, open_folder):
+    journal = open_folder / "x.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    refold(*verb, journal)  # what it imports is imported while everything can be read
+    journal.chmod(0)
+    with nobody_special():
+        result = refold(*verb, journal)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert_one_line_and_a_hint(result.stderr)
+    assert result.stderr.startswith(
+        f"refold: cannot read {journal}: it is there, and this user has no right to read it; give it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,8 +290,8 @@ def test_a_prompt_that_cannot_be_served_stands_in_nobodys_way(tmp_path, model, l
         (b"\xff\xfe\n", "not UTF-8"),
         (b"{not json}\n", "stdin line 2"),
         (b'{"prompt": "x", "prompts": 1}\n', "prompts"),
-        (b"{}\n", "both or neither"),
-        (b'{"prompt": "x", "messages": []}\n', "both or neither"),
+        (b"{}\n", "neither a prompt nor messages"),
+        (b'{"prompt": "x", "messages": []}\n', "a prompt and messages"),
         (b'{"prompt": "x", "sampling": {"temperature": -1}}\n', "temperature"),
         (b'{"prompt": "x", "sampling": {"heat": 1}}\n', "heat"),
         (b'{"prompt": "x", "sampling": {"temperature": NaN}}\n', "stdin line 2"),
@@ -400,12 +439,12 @@ def test_debug_shows_the_traceback_and_nothing_else_does(tmp_path):
 
 
 def test_a_bug_of_ours_is_said_to_be_one(journal, monkeypatch):
-    import refold.engine.cli.log as log
+    import refold.engine.cli.walk as walk
 
     def broken(*_):
         raise ZeroDivisionError("division by\nzero")
 
-    monkeypatch.setattr(log, "_choose", broken)
+    monkeypatch.setattr(walk, "_choose", broken)
     result = refold("log", journal)
     assert result.exit_code == 70
     assert_one_line_and_a_hint(result.stderr)

@@ -455,3 +455,23 @@ def test_an_empty_folder_in_the_place_of_a_journal_is_told_what_it_becomes(tmp_p
     said = f"{tmp_path} is an empty folder: it becomes a journal of segment files; for one file, name {tmp_path}/refold.db\n"
     assert refold(*arguments).stderr.startswith(said)
     assert "empty folder" not in refold(*arguments).stderr
+
+
+def test_a_place_beyond_the_end_is_answered_with_the_number_of_records(small: Path) -> None:
+    (last,) = rows(refold("log", "-n", 1, "--json", small).stdout)
+    for bound in (("--since", 9999), ("--after", "2999-01-01T00:00:00Z")):
+        done = refold("log", *bound, small)
+        assert (done.exit_code, done.stdout) == (0, "")
+        assert done.stderr == (
+            f"refold: nothing is there: the journal has {last['position'] + 1} records, at positions 0 to {last['position']}\n"
+        )
+    assert refold("log", "--since", last["position"], small).stderr == ""
+
+
+@pytest.mark.parametrize(("option", "by_time"), [("--since", "--after"), ("--until", "--before")])
+@pytest.mark.parametrize("value", ["abc", "-1", "1.5", "2026-09-21"])
+def test_what_is_no_position_is_told_how_to_say_it(small: Path, option: str, by_time: str, value: str) -> None:
+    line, hint = told("log", option, value, small)
+    assert f"{value!r} is no position of a record: give a whole number, such as {option} 120" in line
+    assert f"by time it is {by_time} 2026-09-21T14:14:30Z, by step --step 7" in line
+    assert " log --help`" in hint

@@ -130,10 +130,15 @@ def test_a_request_is_redacted_and_every_verb_says_so(journal, head, tmp_path):
 
 def test_what_can_not_be_redacted(journal):
     assert refold("redact", journal, "req-1", "--json").exit_code == 0
-    for request_id in ("req-1", "nobody", ""):
+    for request_id, status in (("req-1", 2), ("nobody", 1), ("", 2)):
         result = refold("redact", journal, request_id)
-        assert result.exit_code == 2
+        assert result.exit_code == status
         assert_one_line_and_a_hint(result.stderr)
+
+
+def test_a_request_to_redact_that_is_not_there_is_not_found_and_others_are_named(journal):
+    result = refold("redact", journal, "req-11")
+    assert result.stderr.startswith("refold: no request 'req-11' in this journal\n  hint: it has 'req-1', ")
 
 
 def test_an_erased_record_that_nobody_attests_is_named(journal):

@@ -86,3 +86,15 @@ def test_lifting_what_is_not_quarantined_is_refused_without_a_word_of_starting(j
     assert done.exit_code == 2
     assert_one_line_and_a_hint(done.stderr)
     assert "started" not in done.stderr
+    assert done.stderr.splitlines()[1] == "  hint: quarantined is what 'bad#0', 'bad#1', 'bad#2' asked for"
+
+
+def test_lifting_for_a_request_that_is_not_there_is_not_found_and_names_those_that_are_kept_out(journal: Path) -> None:
+    done = refold("quarantine", "--lift", "bed#0", journal)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        "refold: no request 'bed#0' in this journal",
+        "  hint: it has 'bad#0', 'bad#1', 'bad#2'",
+    ]
+    refold("quarantine", "--lift", "bad#0", journal)
+    assert "it has 'good'" in refold("quarantine", "--lift", "god", journal).stderr

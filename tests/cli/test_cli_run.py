@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -295,3 +296,44 @@ def test_blanks_before_an_object_in_a_file_of_prompts_make_no_text_of_it(journal
     assert done.exit_code == 2
     assert [row["request_id"] for row in rows(done.stdout) if "request_id" in row] == ["a", "b"]
     assert f"{file} line 3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{}", "it has neither a prompt nor messages"),
+        ('{"request_id": "a"}', "it has neither a prompt nor messages"),
+        ('{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}', "it has a prompt and messages"),
+        ('\ufeff{"prompt": "two"}', "it begins with a byte order mark (U+FEFF, bytes EF BB BF)"),
+        ("\ufefftwo", "it begins with a byte order mark (U+FEFF, bytes EF BB BF)"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_told_what_is_wrong_with_it(journal, tmp_path, line, told):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'\ufeff{{"prompt": "one", "request_id": "a"}}\n{line}\n', encoding="utf-8")
+    done = run(journal, "--file", file, "--max-tokens", 2, "--json")
+    assert done.exit_code == 2
+    served, refused = sorted(rows(done.stdout), key=lambda row: "error" in row)
+    assert served["request_id"] == "a"
+    assert refused["error"].startswith(told)
+    assert f"refold: {file} line 2: {told}" in done.stderr
+
+
+def test_the_way_to_take_a_byte_order_mark_off_works(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('\ufeff{"prompt": "one"}\n\ufefftwo\n', encoding="utf-8")
+    shell = subprocess.run(["sed", r"s/^\xef\xbb\xbf//", file], capture_output=True, check=True)
+    assert shell.stdout.decode() == '{"prompt": "one"}\ntwo\n'
+
+
+def test_more_tokens_than_the_model_has_room_for_are_refused_and_a_default_is_cut(tmp_path):
+    small = ("run", "--model", "simulated?eos=-1&len=32", "--journal", tmp_path / "x.db", "--no-chat")
+    refused = refold(*small, "--max-tokens", 10**9, "twenty characters...")
+    assert refused.exit_code == 2
+    assert (
+        "max_tokens is 1000000000, and the model takes 32 tokens, 20 of them prompt: give at most 12" in refused.stderr
+    )
+    assert not (tmp_path / "x.db").exists()
+    served = refold(*small, "twenty characters...")
+    assert served.exit_code == 0, served.stderr
+    assert len(served.stdout.split()) == 12

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from refold import Engine, SamplingParams
+from refold import Engine, Rejected, SamplingParams
 from refold.journal.events import (
     EngineClosed,
     EngineOpened,
@@ -89,10 +89,42 @@ def test_the_model_s_end_of_sequence_stops_unless_it_is_ignored() -> None:
     assert (len(went_on.token_ids), went_on.finish_reason) == (200, "length")
 
 
-def test_generation_ends_with_the_model_s_length() -> None:
-    with Engine("simulated?vocab=1000&eos=-1&len=32") as engine:
-        (done,) = engine.run([[1] * 20], SamplingParams(seed=1, max_tokens=500))
+SMALL_MODEL = "simulated?vocab=1000&eos=-1&len=32"
+
+
+def test_generation_ends_with_the_model_s_length_where_nobody_said_how_much() -> None:
+    with Engine(SMALL_MODEL) as engine:
+        (done,) = engine.run([[1] * 20], SamplingParams(seed=1))
     assert (len(done.token_ids), done.finish_reason) == (12, "length")
+
+
+def test_more_tokens_than_the_model_has_room_for_are_refused_with_how_many_there_can_be() -> None:
+    told = "max_tokens is 13, and the model takes 32 tokens, 20 of them prompt: give at most 12"
+    with Engine(SMALL_MODEL) as engine:
+        too_many = SamplingParams(max_tokens=13)
+        asking = (engine.check, engine.enqueue, lambda *asked: engine.run([asked[0]], asked[1]))
+        for ask in asking:
+            with pytest.raises(Rejected, match=told):
+                ask([1] * 20, too_many)
+        with pytest.raises(Rejected, match=r"max_tokens is 1000000000, .* give at most 31"):
+            engine.check([1], SamplingParams(max_tokens=10**9, n=2))
+        (done,) = engine.run([[1] * 20], SamplingParams(max_tokens=12))
+        assert len(done.token_ids) == 12
+        assert engine.unfinished() == []
+
+
+def test_a_session_s_turn_is_refused_what_can_never_fit() -> None:
+    async def scenario() -> None:
+        async with Engine(SMALL_MODEL) as engine:
+            with pytest.raises(Rejected, match="give at most 12"):
+                await engine.open_session([1] * 20, SamplingParams(max_tokens=13))
+            async with await engine.open_session([1] * 4, SamplingParams(max_tokens=4)) as session:
+                async for _ in session.turn():
+                    pass
+                with pytest.raises(Rejected, match=r"max_tokens is 32, .* 1 of them prompt: give at most 31"):
+                    await session.extend([1], SamplingParams(max_tokens=32))
+
+    asyncio.run(scenario())
 
 
 def test_one_root_seed_and_one_order_of_submission_give_the_same_tokens() -> None:

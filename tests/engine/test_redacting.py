@@ -22,7 +22,7 @@ from tests.kit.engines import must_produce as must_produce_on
 
 MODEL = "simulated?vocab=1000000&eos=-1&step_ms=1"
 SHORT = SamplingParams(seed=3, max_tokens=30)
-LONG = SamplingParams(seed=9, max_tokens=100_000)
+LONG = SamplingParams(seed=9, max_tokens=4_000)
 must_produce = partial(must_produce_on, model=MODEL)
 HUSH = SamplingParams(seed=77, max_tokens=30)
 SECRET = [765_431, 765_432, 765_433]

@@ -1,6 +1,8 @@
 """Opening by a snapshot: the same engine as by folding everything, or, if anything about it is doubtful, by folding everything."""
 
 import asyncio
+import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -12,9 +14,11 @@ from refold.engine.folding import Base, beginning, head_before, nearest, snapsho
 from refold.engine.history.replay import replay, state_at
 from refold.engine.opening import fold_journal, fold_on
 from refold.engine.snapshotting import SnapshotKeeper
+from refold.engine.spared import SparedRecords
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.record import Head
 from refold.journal.snapshots import Snapshot
+from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader, open_store
 from refold.scheduler.state import digest
 from tests.history.journals import eventful_lives, write_journal
@@ -81,6 +85,7 @@ def test_a_journal_opens_by_its_newest_snapshot_to_the_same_fold(journal: str, w
 
 DAMAGE = {
     "position": "position = position + 1",
+    "position beyond the end": "position = 999999",
     "epoch": "engine_epoch = engine_epoch + 1",
     "hash": "hash = zeroblob(32)",
     "version": "version = 'another'",
@@ -134,6 +139,20 @@ def test_an_older_snapshot_serves_when_the_newest_is_damaged(journal: str, warni
     keep(journal, kept_at(journal, 30)._replace(checksum=bytes(32)))
     assert opened(journal)[1] == 12
     assert len(warnings) == 1
+
+
+def test_a_snapshot_whose_position_was_moved_beyond_the_end_is_told_though_an_older_one_serves(
+    journal: str, warnings: list
+) -> None:
+    kept_at(journal, 12)
+    kept_at(journal, 30)
+    with sqlite3.connect(journal) as connection:
+        connection.execute("UPDATE journal_snapshots SET position = 999999 WHERE position = 30")
+    base, from_snapshot = opened(journal)
+    assert from_snapshot == 12
+    ((what, facts),) = warnings
+    assert what == "snapshot_ignored"
+    assert facts["reason"] == f"it says that it was made of 999999 records, and the journal has {base.head.position}"
 
 
 def test_a_state_that_a_later_record_contradicts_is_folded_again_from_the_start(journal: str, warnings: list) -> None:
@@ -311,20 +330,30 @@ def edit(journal: str) -> None:
 
 def test_an_engine_does_not_open_on_a_journal_whose_old_records_were_changed(edited: str) -> None:
     num_records = open_reader(edited).head().position
-    with pytest.raises(JournalCorrupt, match="record 5 ") as caught, Engine(MODEL, edited):
+    with pytest.raises(JournalCorrupt, match=f"^{re.escape(edited)}: record 5 ") as caught, Engine(MODEL, edited):
         pass
     assert (caught.value.position, caught.value.kind) == (5, "edited")
     assert open_reader(edited).head().position == num_records
 
 
 def test_an_engine_on_a_long_journal_opens_at_once_and_stops_when_a_changed_record_is_found(
-    edited: str, monkeypatch: pytest.MonkeyPatch
+    edited: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(spared, "FEW_RECORDS", 8)
-    engine = Engine(SLOW, edited).open()
-    with pytest.raises(JournalCorrupt, match=r"record 5 .*restore a backup"):
+    engine = Engine(SLOW, f"sqlite:///{edited}").open()
+    with pytest.raises(JournalCorrupt, match=rf"^{re.escape(edited)}: record 5 .*restore a backup"):
         engine.run([[1]], SamplingParams(seed=1, max_tokens=4000))
     engine.close()
+    (stopped,) = [line for line in capsys.readouterr().err.splitlines() if "engine_stopped" in line]
+    assert json.loads(stopped)["journal"] == edited
+    assert json.loads(stopped)["reason"].startswith(f"{edited}: record 5 ")
+
+
+def test_a_damaged_journal_in_a_store_of_ones_own_is_called_by_its_kind(edited: str) -> None:
+    store = open_store(edited)
+    with pytest.raises(JournalCorrupt, match=r"^a SqlStore: record 5 "), Engine(MODEL, store):
+        pass
+    store.close()
 
 
 def test_a_long_journal_that_is_whole_is_checked_beside_the_engine_to_its_end(
@@ -339,6 +368,32 @@ def test_a_long_journal_that_is_whole_is_checked_beside_the_engine_to_its_end(
         thread.join(10)
         assert not thread.is_alive()
         engine.run([[1]], SamplingParams(seed=1, max_tokens=20))
+
+
+@pytest.mark.parametrize("position", [0, 1, 17, 30, -2, -1])
+def test_many_short_lives_on_a_long_journal_come_past_every_record(
+    journal: str, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spared, "FEW_RECORDS", 40)  # so each checks 2 before it opens, and nothing beside
+    reader = open_reader(journal)
+    end = reader.head().position
+    assert end > 40
+    with sqlite3.connect(journal) as connection:
+        at = position % end
+        connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = ?", (at,))
+    found = [where for epoch in range(3, 3 + end) if (where := damage_found(reader, epoch)) is not None]
+    assert found, f"nobody came past record {at} of {end}"
+    assert set(found) <= {at, at + 1}
+
+
+def damage_found(reader: JournalReader, epoch: int) -> int | None:
+    """Where an engine of this epoch finds damage before it opens."""
+    head = reader.head()._replace(engine_epoch=epoch)
+    try:
+        SparedRecords(reader, "main", head, head.position).check_before_opening()
+    except JournalCorrupt as error:
+        return error.position
+    return None
 
 
 def test_an_engine_that_closes_does_not_wait_for_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,11 @@ def test_a_limit_that_a_worker_in_this_process_cant_be_held_to_is_refused(name: 
         Engine("simulated", worker="thread", **{name: 5.0})  # type: ignore[arg-type]
     with pytest.raises(Rejected, match=f"{name} is given with make_worker"):
         Engine("simulated", make_worker=ProcessWorker, **{name: 5.0})  # type: ignore[arg-type]
+    with pytest.raises(
+        Rejected, match=f"{name} is 5.0 with a simulated model, .* leave it out, or give worker 'process'"
+    ):
+        Engine("simulated?step_ms=1", **{name: 5.0})  # type: ignore[arg-type]
+    Engine("smollm2", **{name: 5.0})  # type: ignore[arg-type]
     Engine("simulated", worker="process", **{name: 5.0})  # type: ignore[arg-type]
 
 

@@ -86,7 +86,7 @@ def test_a_place_that_is_not_there(reader):
         ({"num_blocks": 10**12}, "num_blocks is"),
         ({"block_size": -1}, "block_size is -1"),
         ({"watermark_blocks": 8}, "watermark_blocks is 8"),
-        ({"tenant_weights": '{"a": 0}'}, "weight"),
+        ({"tenant_weights": '{"b": 1, "a": 0}'}, r"tenant_weights\['a'\] is 0: give a weight of 1 to"),
         ({"max_in_flight_steps": "9"}, "max_in_flight_steps is 9"),
     ],
 )

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ import pytest
 from refold import migrations
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import Head
-from refold.journal.stores import open_reader, open_store
+from refold.journal.stores import doubt_of_end, open_reader, open_store
 from refold.journal.stores.sqlite_engine import PAGE_BYTES
 from refold.journal.stores.sqlite_file import look_at
-from refold.journal.stores.sqlite_marks import Marks
+from refold.journal.stores.sqlite_marks import Marks, doubt_of
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 from tests.kit.sqlite_pages import UNUSED, uses_of_bytes
@@ -227,6 +228,35 @@ class TestAnEndThatIsGone:
         mark_of_path.write_bytes(bytes(200))
         migrations.ensure(str(path))
         assert not mark_of_path.exists()
+
+    def test_a_sound_mark_or_none_at_all_raises_no_doubt(self, path: Path, mark_of_path: Path) -> None:
+        assert doubt_of(path) == ""
+        mark_of_path.unlink()
+        assert doubt_of(path) == ""
+
+    @pytest.mark.parametrize(
+        ("damage", "told"),
+        [
+            (lambda raw: raw[:70] + bytes([raw[70] ^ 1]) + raw[71:], "is damaged (1 of its 1 marks)"),
+            (lambda raw: raw[:-1], "is damaged (1 of its 1 marks)"),
+            (lambda raw: raw + b"x" * 20, "is damaged (1 of its 2 marks)"),
+            (lambda _: b"", "holds no mark in its 0 bytes"),
+            (lambda raw: bytes(len(raw)), "holds no mark in its 120 bytes"),
+        ],
+    )
+    def test_a_mark_that_is_damaged_is_told_with_what_that_means(
+        self, path: Path, mark_of_path: Path, damage: Callable[[bytes], bytes], told: str
+    ) -> None:
+        mark_of_path.write_bytes(damage(mark_of_path.read_bytes()))
+        doubt = doubt_of_end(str(path))
+        assert doubt.startswith(f"{mark_of_path} {told}")
+        assert "an older copy in the journal's place, can't be noticed now" in doubt
+        assert "\n" not in doubt
+
+    def test_a_mark_that_can_not_be_read_is_told_too(self, path: Path, mark_of_path: Path) -> None:
+        mark_of_path.unlink()
+        mark_of_path.mkdir()
+        assert doubt_of(path).startswith(f"{mark_of_path} can't be read (Is a directory)")
 
     def test_a_file_that_lost_even_its_tables_is_not_made_anew(self, path: Path) -> None:
         path.write_bytes(b"")

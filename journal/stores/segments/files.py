@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.stores.room import room_at
 
 READ = os.O_RDONLY | os.O_CLOEXEC
 UPDATE = os.O_RDWR | os.O_CLOEXEC
@@ -163,7 +164,8 @@ def read_file(files: FileLayer, path: Path) -> bytes:
 def explain(error: OSError, path: Path, doing: str) -> JournalError:
     """The journal's error for an error of the system at `path`, with the remedy."""
     remedy = _REMEDIES.get(error.errno or 0, "see the cause")
-    return JournalError(f"cannot {doing} {path}: {error.strerror or error}; {remedy}")
+    room = room_at(path) if remedy == _NO_SPACE else ""
+    return JournalError(f"cannot {doing} {path}: {error.strerror or error}{room}; {remedy}")
 
 
 def damaged(path: Path, position: int, kind: str, what: str) -> JournalCorrupt:

@@ -24,6 +24,7 @@ from refold.journal.snapshots import Snapshot
 from refold.journal.store import DEFAULT_STREAM, Erased
 from refold.journal.stores.guards import check_continues, check_replicates, check_stream_name, not_open, refuse
 from refold.journal.stores.ownership import OwnerLock
+from refold.journal.stores.room import writing
 from refold.journal.stores.segments import borders
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain, write_file
 from refold.journal.stores.segments.frames import MAX_PAYLOAD_BYTES, pack_group
@@ -224,7 +225,7 @@ class SegmentStore(SegmentReader):
     def _settle(self, stream: str, log: StreamLog, after: Head, error: OSError) -> NoReturn:
         """After an error in an append: raise, and say whether the records are in. The stream must be opened again."""
         first, last = log.head.position, after.position - 1
-        cause = explain(error, log.path, "write")
+        cause = explain(error, log.path, writing(first, last))
         doubt = f"records {first} to {last} are on disk, but not acknowledged" if log.is_on_disk else None
         if doubt is None:
             try:

@@ -1,0 +1,101 @@
+"""A walk along a journal that finds the events which somebody asked for, and checks the hash chain on the way."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from refold.engine.history.relations import Names, handles_of, steps_of
+from refold.journal.codec import decode
+from refold.journal.events import EngineClosed, Event, RequestSubmitted
+from refold.journal.record import EMPTY_HEAD, Record, head_after
+from refold.journal.store import JournalReader
+from refold.journal.verify import verified
+
+_MARK = b'"RequestSubmitted"'
+
+
+class Line(NamedTuple):
+    """One event with its place: the record, and which of its events it is."""
+
+    record: Record
+    which: int
+    event: Event
+
+
+class Wanted(NamedTuple):
+    """What the reader asked for; None asks for everything."""
+
+    request_id: str | None
+    step: int | None
+    kinds: frozenset[str] | None
+
+
+EVERYTHING = Wanted(None, None, None)
+
+
+class Walk:
+    """Walks along a journal, checks the hash chain on the way, and finds the events that are wanted."""
+
+    def __init__(self, reader: JournalReader, names: Names, wanted: Wanted) -> None:
+        self._reader = reader
+        self._names = names
+        self._wanted = wanted
+        self._at = EMPTY_HEAD
+        self._head = reader.head()
+        self._last: Record | None = None
+
+    @property
+    def end(self) -> int:
+        """How far the journal went when somebody looked last."""
+        return self._head.position
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the record walked over last is one of an engine that has not closed."""
+        return self._last is not None and not any(type(event) is EngineClosed for event in decode(self._last))
+
+    def look_again(self) -> bool:
+        """Whether the journal has grown."""
+        self._head = self._reader.head()
+        return self._head.position > self._at.position
+
+    def lines(self, since: int, stop: int) -> Iterator[Line]:
+        """The wanted events from position `since` on, before `stop`. What lies before is only searched for names of requests.
+
+        Raises:
+            JournalCorrupt: a record isn't what was written, or there is none.
+        """
+        for record in self._records(stop):
+            before = record.position < since
+            if before and _MARK not in record.body:
+                continue
+            events = decode(record)
+            if _MARK in record.body:
+                for event in events:
+                    if type(event) is RequestSubmitted:
+                        self._names.observe(event)
+            if before:
+                continue
+            for index in _choose(events, self._names, self._wanted):
+                yield Line(record, index, events[index])
+
+    def _records(self, stop: int) -> Iterator[Record]:
+        """The records from where the walk stopped, each after its place in the chain was checked."""
+        start, is_whole = self._at, self._at == EMPTY_HEAD and stop == self.end
+        records = self._reader.read(start=start.position, stop=stop)
+        for record in verified(records, start, self._head if stop == self.end else None, is_whole=is_whole):
+            self._at, self._last = head_after(record), record
+            yield record
+
+
+def _choose(events: list[Event], names: Names, wanted: Wanted) -> list[int]:
+    """The indices of the wanted events of one record. A step's record is its decision: it counts as a whole."""
+    request_id, step, kinds = wanted
+    if step is not None and not any(step in steps_of(event) for event in events):
+        return []
+    chosen = list(range(len(events)))
+    if kinds is not None:
+        chosen = [i for i in chosen if type(events[i]).__name__ in kinds]
+    if request_id is not None:
+        handle = names.handle_of(request_id)
+        chosen = [] if handle is None else [i for i in chosen if handle in handles_of(events[i])]
+    return chosen
