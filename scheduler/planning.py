@@ -49,6 +49,7 @@ def _plan_running(plan: Plan) -> None:
     if plan.is_special or n * len(running) > plan.token_budget:
         return _plan_each(plan, 0)
     handles, firsts = _running_columns(plan)
+    assert len(handles) == len(running), (len(handles), len(running))
     start = 0
     for index in [i for i, request in enumerate(running) if request.num_computed_tokens >= request.plain_until]:
         if index >= plan.num_running:
