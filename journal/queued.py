@@ -11,6 +11,7 @@ nobody changes a list that an event holds: the state keeps its own, and what a w
 import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from refold.journal.codec import Encoded, encode
 from refold.journal.events import (
@@ -22,7 +23,8 @@ from refold.journal.events import (
     StepScheduled,
 )
 
-_STEPS = frozenset((StepScheduled, OutputDelivered, StaleOutputConsumed, RequestPreempted, RequestFinished))
+_WIDE = frozenset((StepScheduled, OutputDelivered, StaleOutputConsumed))
+_NARROW = frozenset((RequestPreempted, RequestFinished))
 _BYTES_PER_EVENT = 128
 _BYTES_PER_ENTRY = 24  # a step's columns as JSON, about
 
@@ -50,9 +52,8 @@ class Queued:
         self.contents = contents
         self._events = events
         self._encoded: Encoded | None = None
-        if all(map(_can_wait, events)):
-            self.num_bytes = sum(map(_estimate, events))
-        else:
+        self.num_bytes = _estimate(events)
+        if not self.num_bytes:
             self._encoded = encode(events, fresh_salt())
             self.num_bytes = len(self._encoded.body) + len(self._encoded.content)
 
@@ -61,11 +62,15 @@ class Queued:
         return self._encoded or encode(self._events, fresh_salt())
 
 
-def _can_wait(event: Event) -> bool:
-    """Whether an event is sure to be encodable: all numbers, and names that are ours."""
-    return type(event) in _STEPS and not (type(event) is RequestFinished and event.message)
-
-
-def _estimate(event: Event) -> int:
-    entries = event.handles if isinstance(event, StepScheduled | OutputDelivered | StaleOutputConsumed) else ()
-    return _BYTES_PER_EVENT + _BYTES_PER_ENTRY * len(entries)
+def _estimate(events: Sequence[Any]) -> int:
+    """About how many bytes the events will be, if all are sure to be encodable: numbers, and names that are ours. Else 0."""
+    size = 0
+    for event in events:
+        kind = type(event)
+        if kind in _WIDE:
+            size += _BYTES_PER_EVENT + _BYTES_PER_ENTRY * len(event.handles)
+        elif kind in _NARROW and not (kind is RequestFinished and event.message):
+            size += _BYTES_PER_EVENT
+        else:
+            return 0
+    return size

@@ -43,8 +43,10 @@ def note_plain(request: Request, block_size: int, num_drafts: int) -> None:
     ):
         request.plain_until = 0
         return
-    owned = min(len(request.block_ids), first // block_size + 1) * block_size
-    request.plain_until = min(owned, request.max_total_tokens - 1) - num_drafts
+    owned, border = len(request.block_ids) * block_size, (first // block_size + 1) * block_size
+    end = owned if owned < border else border
+    last = request.max_total_tokens - 1
+    request.plain_until = (end if end < last else last) - num_drafts
 
 
 def schedule(

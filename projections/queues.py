@@ -84,7 +84,10 @@ def enter(queues: Queues, request: Request, status: str) -> None:
     """Put a request that is in no queue where its status belongs."""
     request.status = status
     queue = _queue_of(queues, status)
-    queue.insert(bisect_left(queue, request.queue_key, key=_by_key), request)
+    if not queue or queue[-1].queue_key < request.queue_key:
+        queue.append(request)
+    else:
+        queue.insert(bisect_left(queue, request.queue_key, key=_by_key), request)
     if status is RUNNING and request.queue_key[0] > queues.virtual_now:
         queues.virtual_now = request.queue_key[0]
 
@@ -92,7 +95,7 @@ def enter(queues: Queues, request: Request, status: str) -> None:
 def leave(queues: Queues, request: Request) -> None:
     """Take a request out of the queue that it is in."""
     queue = _queue_of(queues, request.status)
-    index = bisect_left(queue, request.queue_key, key=_by_key)
+    index = 0 if queue[0] is request else bisect_left(queue, request.queue_key, key=_by_key)
     assert queue[index] is request, request.request_id
     del queue[index]
 

@@ -107,7 +107,8 @@ def _publish_known(state: State, step: InFlightStep, event: StepScheduled, chose
         request = step.requests[entry]
         full = (event.first_positions[entry] + event.num_tokens[entry]) // block_size
         assert len(request.block_ids) >= full, (request.request_id, len(request.block_ids), full)
-        published, known = request.num_published_blocks, min(full, len(request.block_hashes))
+        published, known = request.num_published_blocks, len(request.block_hashes)
+        known = known if known < full else full
         if known > published:
             written += request.block_ids[published:known]
             hashes += request.block_hashes[published:known]

@@ -94,7 +94,7 @@ def promise(plan: Plan, request: Request, table: list[int], start: int, end: int
     promised already (its prompt's log-probabilities may take that) promises only what comes after, or is another's.
     """
     hashes, by_hash, promises = request.block_hashes, plan.state.pool.block_by_hash, plan.promises
-    end = min(end, len(hashes))
+    end = end if end < len(hashes) else len(hashes)
     while start < end:
         if hashes[start] not in by_hash:
             other = promises.setdefault(hashes[start], Promise(start, end, hashes, table))

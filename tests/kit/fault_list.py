@@ -424,8 +424,8 @@ PLANNING = (
         "A decode that needs a block is planned as one that needs nothing.",
         (
             _COUNTERS + "note_plain",
-            "owned = min(len(request.block_ids), first // block_size + 1) * block_size",
-            "owned = 1 << 30",
+            "end = owned if owned < border else border",
+            "end = 1 << 30",
         ),
     ),
     _fault(
@@ -558,8 +558,8 @@ PLANNING = (
         (_PLAN + "_is_decode", "first + n >= request.max_total_tokens", "first + 1 >= request.max_total_tokens"),
         (
             _COUNTERS + "note_plain",
-            "min(owned, request.max_total_tokens - 1) - num_drafts",
-            "min(owned - num_drafts, request.max_total_tokens - 1)",
+            "(end if end < last else last) - num_drafts",
+            "end - num_drafts if end - num_drafts < last else last",
         ),
     ),
     _fault(
