@@ -6,6 +6,8 @@ surrogate, say) fails there, has no position, and harms nobody else.
 A step's records are all numbers, of types that were checked when they came in, and they come by the thousand. They are
 encoded by the writer's thread, while the engine's has already given the worker its next order. Their events are frozen, and
 nobody changes a list that an event holds: the state keeps its own, and what a worker says is copied before it is believed.
+But a writer that lags behind gets its records encoded: it has enough to do, bytes are smaller than lists, and the garbage
+collector doesn't go through them.
 """
 
 import os
@@ -42,20 +44,34 @@ class Queued:
 
     __slots__ = ("_encoded", "_events", "contents", "num_bytes", "time_ns")
 
-    def __init__(self, events: Sequence[Event], time_ns: int, contents: Mapping[int, bytes | None] | None) -> None:
-        """Encode the events, unless that can wait.
+    def __init__(
+        self,
+        events: Sequence[Event],
+        time_ns: int,
+        contents: Mapping[int, bytes | None] | None = None,
+        *,
+        may_wait: bool = True,
+    ) -> None:
+        """Encode the events, unless that can wait and may.
 
         Raises:
             UnicodeEncodeError, TypeError: the events can't be encoded.
         """
         self.time_ns = time_ns
         self.contents = contents
-        self._events = events
+        self._events: Sequence[Event] = ()
         self._encoded: Encoded | None = None
-        self.num_bytes = _estimate(events)
-        if not self.num_bytes:
+        self.num_bytes = _estimate(events) if may_wait else 0
+        if self.num_bytes:
+            self._events = events
+        else:
             self._encoded = encode(events, fresh_salt())
             self.num_bytes = len(self._encoded.body) + len(self._encoded.content)
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether it's bytes already."""
+        return self._encoded is not None
 
     def encoded(self) -> Encoded:
         """The record's parts."""

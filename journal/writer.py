@@ -28,6 +28,8 @@ from refold.journal.store import ErasingStore, JournalStore
 
 MAX_GROUP_RECORDS = 1024
 MAX_GROUP_BYTES = 8 << 20
+MAX_UNENCODED_RECORDS = 64
+"""With so many pending, the next record is encoded before it is queued."""
 MAX_PATIENCE_S = 0.002
 """How long a record that nobody waits for may wait for one that somebody does."""
 
@@ -82,6 +84,7 @@ class JournalWriter:
         self._max_pending_records = max_pending_records
         self._max_pending_bytes = max_pending_bytes
         self._pending_bytes = 0  # of records that aren't durable yet
+        self._num_unencoded = 0  # of the pending ones
         self.erasure_left = ""
         self._changed = threading.Condition()
         self._pending: deque[Queued] = deque()
@@ -116,7 +119,7 @@ class JournalWriter:
         """
         assert events, "a record holds at least one event"
         assert -(1 << 63) <= time_ns < 1 << 63, f"time_ns {time_ns} doesn't fit into 64 bits"
-        queued = Queued(events, time_ns, contents)
+        queued = Queued(events, time_ns, contents, may_wait=self._num_unencoded < MAX_UNENCODED_RECORDS)
         with self._changed:
             if self._failure is not None:
                 raise self._failure
@@ -124,6 +127,7 @@ class JournalWriter:
                 raise JournalError("the journal writer is closed: open the journal again")
             self._pending.append(queued)
             self._pending_bytes += queued.num_bytes
+            self._num_unencoded += not queued.is_encoded
             position = self._taken + len(self._pending) - 1
             is_first, was_wanted = position == self._taken, self._wanted > self._taken
             if is_awaited:
@@ -231,6 +235,7 @@ class JournalWriter:
                 if group[-1].contents is not None:
                     break
             self._taken += len(group)
+            self._num_unencoded -= sum(not queued.is_encoded for queued in group)
             return group
 
     def _has_work(self) -> bool:

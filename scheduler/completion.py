@@ -265,7 +265,11 @@ def _check_shape(step: InFlightStep, command: CompleteStep, vocab_size: int) -> 
     for entry in step.chunk_entries:
         most[entry] = 0
     if step.num_drafts:
-        right = min(command.counts) >= 0 and all(map(le, command.counts, most)) and command.counts.count(0) == len(step.chunk_entries)
+        right = (
+            min(command.counts) >= 0
+            and all(map(le, command.counts, most))
+            and command.counts.count(0) == len(step.chunk_entries)
+        )
     else:
         right = command.counts == most
     if not right or len(command.token_ids) != sum(command.counts):

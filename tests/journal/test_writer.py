@@ -227,7 +227,7 @@ STEP = StepScheduled(step=0, handles=[1], num_tokens=[1], first_positions=[0])
 def test_a_record_is_the_same_whichever_thread_encodes_it(events):
     store = MemoryStore()
     writer = written(store)
-    queued = Queued(events, 5, None)
+    queued = Queued(events, 5)
     writer.append(events, 5)
     writer.close()
     (record,) = store.read()

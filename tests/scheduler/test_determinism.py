@@ -143,7 +143,16 @@ def test_a_decision_is_that_of_the_bytes_too() -> None:
 # -- what a digest sees -----------------------------------------------------------------------------------------------
 
 
-DERIVED = {"first_output_position", "plain_until", "stop_ids", "requests", "filled", "sampled_positions", "due_entries", "last_entries"}
+DERIVED = {
+    "first_output_position",
+    "plain_until",
+    "stop_ids",
+    "requests",
+    "filled",
+    "sampled_positions",
+    "due_entries",
+    "last_entries",
+}
 """What follows from other fields (a request's stop tokens from its sampling, a step's requests from its handles), or is over
 before its record ends (what a step filled)."""
 
