@@ -21,7 +21,7 @@ from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.verify import verify_stream
-from refold.journal.writer import MAX_GROUP_RECORDS, JournalWriter
+from refold.journal.writer import MAX_GROUP_RECORDS, MAX_UNENCODED_RECORDS, JournalWriter
 from tests.kit.engines import eventually
 
 
@@ -241,6 +241,20 @@ def test_a_message_that_cannot_be_encoded_fails_where_it_is_appended():
         writer.append([STEP, RequestFinished(handle=1, reason="error", num_output_tokens=1, message="\ud800")], 1)
     assert writer.append([STEP], 1) == 0
     assert writer.close() == 1
+
+
+def test_a_writer_that_lags_behind_gets_records_that_are_encoded():
+    store = GatedStore()
+    writer = written(store)
+    store.gate.clear()
+    handles = [[1] for _ in range(MAX_UNENCODED_RECORDS + 100)]
+    for column in handles:
+        writer.append([StepScheduled(step=0, handles=column, num_tokens=[1], first_positions=[0])], 1)
+    for column in handles[-30:]:
+        column.append(2)  # what nobody may do, to see what was encoded before
+    store.gate.set()
+    writer.close()
+    assert [decode(record)[0].handles for record in store.read()][-30:] == [[1]] * 30
 
 
 def test_records_of_steps_fill_the_room_that_there_is_before_they_are_encoded():
