@@ -242,7 +242,8 @@ def _set_free(pool: BlockPool, idle: Sequence[int]) -> None:
 
 def _unpublish(pool: BlockPool, block_ids: Sequence[int]) -> None:
     hashes, by_hash = pool.hashes, pool.block_by_hash
-    assert all(written.isdisjoint(block_ids) for written in pool.provisional.values()), block_ids
+    for written in pool.provisional.values():
+        assert written.isdisjoint(block_ids), block_ids
     for block in block_ids:
         content_hash = hashes[block]
         assert content_hash is not None, block

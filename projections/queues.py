@@ -118,6 +118,8 @@ def forget_past(queues: Queues) -> None:
 
 
 def _queue_of(queues: Queues, status: str) -> list[Request]:
+    if status is RUNNING:
+        return queues.running
     assert status is not FINISHED, "a finished request is in no queue"
     queue: list[Request] = getattr(queues, _QUEUE_NAMES[status])
     return queue

@@ -5,13 +5,14 @@ Blocks that become free when a step in flight comes back are behind a fence: as 
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+
+import msgspec
 
 from refold.projections.blocks import BlockPool
 from refold.projections.runs import Run
 
 
-class Hit(NamedTuple):
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """Cached blocks that hold a request's prefix; of them, `idle` belong to nobody yet and count as free."""
 
     block_ids: list[int]

@@ -6,7 +6,8 @@ half-planned is ever visible.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from refold.journal.events import (
     Admission,
@@ -26,7 +27,7 @@ from refold.scheduler.free_blocks import FreeBlocks
 from refold.scheduler.state import State
 
 
-class Shape(NamedTuple):
+class Shape(msgspec.Struct, frozen=True, gc=False):
     """An entry to be: `num_tokens` in all (0: not in this step), the last `num_drafts` of them drafts."""
 
     num_tokens: int
@@ -36,7 +37,7 @@ class Shape(NamedTuple):
     encoder: EncoderProposal | None = None
 
 
-class Promise(NamedTuple):
+class Promise(msgspec.Struct, frozen=True, gc=False):
     """Blocks `start` to `end` of a request's `table` will hold what its `hashes` say, once this step has run."""
 
     start: int
