@@ -39,12 +39,12 @@ class Batch:
         """This batch less some of its entries."""
         if not entries:
             return self
-        less = Batch.__new__(Batch)
-        less.requests = without(self.requests, entries)
-        less.handles = without(self.handles, entries)
-        less.epochs = without(self.epochs, entries)
-        less.texts = without(self.texts, entries)
-        less.first_output_positions = without(self.first_output_positions, entries)
+        less, from_the_end = Batch.__new__(Batch), sorted(entries, reverse=True)
+        less.requests = _without(self.requests, from_the_end)
+        less.handles = _without(self.handles, from_the_end)
+        less.epochs = _without(self.epochs, from_the_end)
+        less.texts = _without(self.texts, from_the_end)
+        less.first_output_positions = _without(self.first_output_positions, from_the_end)
         less.stop_ids = self.stop_ids
         return less
 
@@ -64,10 +64,12 @@ class Batch:
 
 def without(column: list[T], entries: Collection[int]) -> list[T]:
     """A column less some of its entries."""
-    if not entries:
-        return column
+    return _without(column, sorted(entries, reverse=True)) if entries else column
+
+
+def _without(column: list[T], from_the_end: list[int]) -> list[T]:
     kept = column[:]
-    for entry in sorted(entries, reverse=True):
+    for entry in from_the_end:
         del kept[entry]
     return kept
 

@@ -73,14 +73,13 @@ def take(pool: BlockPool, block_ids: Sequence[int]) -> list[int]:
     """Own free blocks. Returns those that lost a cached content by it."""
     counts, blank, cached = pool.counts, pool.free_blank, pool.free_cached
     assert not any(map(counts.__getitem__, block_ids)), block_ids
-    evicted: list[int] = []
+    evicted = [block for block in block_ids if block not in blank] if blank else list(block_ids)
+    for block in block_ids if not evicted else set(block_ids).difference(evicted):
+        del blank[block]
+    for block in evicted:
+        del cached[block]
     for block in block_ids:
         counts[block] = 1
-        if block in blank:
-            del blank[block]
-        else:
-            del cached[block]
-            evicted.append(block)
     if evicted:
         _unpublish(pool, evicted)
     return evicted
@@ -244,8 +243,8 @@ def _unpublish(pool: BlockPool, block_ids: Sequence[int]) -> None:
     hashes, by_hash = pool.hashes, pool.block_by_hash
     for written in pool.provisional.values():
         assert written.isdisjoint(block_ids), block_ids
-    for block in block_ids:
-        content_hash = hashes[block]
-        assert content_hash is not None, block
-        hashes[block] = None
+    for content_hash in map(hashes.__getitem__, block_ids):
+        assert content_hash is not None, block_ids
         del by_hash[content_hash]
+    for block in block_ids:
+        hashes[block] = None
