@@ -17,11 +17,9 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     entries = step.requests
     num_running = event.admissions[0].entry if event.admissions else len(entries)
     assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
-    evicted: list[int] = []
-    allocations = {allocation.entry: allocation.block_ids for allocation in event.allocations}
-    evicted += _allocate_each(
-        state, [(entries[a.entry], a.block_ids) for a in event.allocations if a.entry < num_running]
-    )
+    allocations = {each.entry: each.block_ids for each in event.allocations}
+    growing = [(entries[entry], block_ids) for entry, block_ids in allocations.items() if entry < num_running]
+    evicted = _allocate_each(state, growing)
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
     margin = 2 if state.config.speculation == "off" else 0
@@ -36,15 +34,20 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
     step.due_entries += range(num_running, len(entries))
     _enter_window(state, step, event, num_running)
+    _look_anew(state, step, num_running)
+    for item in event.encoder_inputs:
+        hold_media(state, step, entries[item.entry], item)
+
+
+def _look_anew(state: State, step: InFlightStep, num_running: int) -> None:
+    """Of those who are due: until when they decode plainly from here on, and whose token will be the last."""
     block_size, num_drafts = state.pool.block_size, state.max_drafts
     for entry in step.due_entries:
-        request = entries[entry]
+        request = step.requests[entry]
         if request.num_computed_tokens > request.plain_until or entry >= num_running:
             counters.note_plain(request, block_size, num_drafts)
         if request.num_computed_tokens + 1 >= request.max_total_tokens and step.sampled_positions:
             step.last_entries.append(entry)
-    for item in event.encoder_inputs:
-        hold_media(state, step, entries[item.entry], item)
 
 
 def _due_entries(running: list[Request], margin: int) -> list[int]:

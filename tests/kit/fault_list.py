@@ -436,7 +436,7 @@ PLANNING = (
     _fault(
         "last_token_unnoticed",
         "Nobody notices that a request's last token has come.",
-        (_STEPS + "step_scheduled", "step.last_entries.append(entry)", "pass"),
+        (_STEPS + "_look_anew", "step.last_entries.append(entry)", "pass"),
     ),
     _fault(
         "batch_of_before",
