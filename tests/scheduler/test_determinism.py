@@ -145,16 +145,18 @@ def test_a_decision_is_that_of_the_bytes_too() -> None:
 
 DERIVED = {
     "first_output_position",
+    "first_output_positions",
     "plain_until",
     "stop_ids",
     "requests",
     "filled",
-    "sampled_positions",
-    "due_entries",
-    "last_entries",
+    "run",
+    "batch",
+    "texts",
 }
-"""What follows from other fields (a request's stop tokens from its sampling, a step's requests from its handles), or is over
-before its record ends (what a step filled)."""
+DERIVED |= {"sampled_positions", "due_entries", "last_entries"}
+"""What follows from other fields (a request's stop tokens from its sampling, a step's requests from its handles, runs from the
+order of sharing), or is over before its record ends (what a step filled). A batch is looked into."""
 
 
 def another(value: object) -> object:
@@ -190,7 +192,8 @@ def test_a_digest_sees_every_field_of_a_request_and_of_a_step_in_flight() -> Non
     drive.schedule()
     drive.complete()
     drive.schedule()
-    held = (next(iter(drive.state.requests.by_handle.values())), drive.state.window.in_flight[0])
+    step = drive.state.window.in_flight[0]
+    held = (next(iter(drive.state.requests.by_handle.values())), step, step.batch)
     expected, seen = digest(drive.state), 0
     for part in held:
         for name in slots_of(type(part)):

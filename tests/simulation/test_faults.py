@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "planted-faults.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.*) \| ([\d,]+) \| (.*) \|$", re.MULTILINE)
 
 FAST = {
-    "stale_settles_placeholders": "law L2",
+    "stale_settles_placeholders": "law L7",
     "placeholders_kept": "law L2",
     "finish_keeps_blocks": "law L3",
     "reset_keeps_hashes": "law L4",
@@ -21,7 +21,9 @@ FAST = {
     "newcomer_at_the_end": "law L6",
     "window_overfull": "law L8",
     "encoder_evicted_while_used": "law L13",
-    "early_stop_late": "conduct: early stop",
+    "early_stop_late": "law L15",
+    "due_too_late": "law L16",
+    "stale_never_finishes": "conduct: early stop",
     "priority_ignored": "conduct: policy",
     "cadence_ignored": "conduct: cadence",
     "decided_by_address": "L12: decided again",
