@@ -24,6 +24,7 @@ from refold.journal.archives import Archive
 from refold.journal.errors import JournalCorrupt, JournalError, SchemaTooNew
 from refold.journal.record import Head, Record, content_to_store, head_after, in_groups, restored
 from refold.journal.stores.segments.compression import best_codec, codec
+from refold.journal.stores.segments.files import OS_FILES
 
 PARQUET = ".parquet"
 BLOCK_BYTES = 4 << 20
@@ -72,7 +73,7 @@ def write_archive(path: Path, stream: str, records: Iterable[Record]) -> Archive
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
         beside.replace(path)
-        _sync_folder(path.parent)
+        OS_FILES.fsync_dir(path.parent)
         return describe(path, start, head)
     except BaseException as error:
         beside.unlink(missing_ok=True)
@@ -182,11 +183,3 @@ def _read_block(path: Path, file: BinaryIO, block: _Block) -> Iterator[Record]:
 
 def _damaged(path: Path, what: str) -> JournalCorrupt:
     return JournalCorrupt(f"{path} {what}: restore it from a backup", position=0, kind="truncated")
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from refold.journal.errors import JournalCorrupt, JournalError
-from refold.journal.record import Head, Record, content_to_store, head_after, restored
+from refold.journal.record import Head, Record, head_after
+from refold.journal.stores.columns import RECORD_COLUMNS, record_to_row, row_to_record
 
 _LEVEL = 10
-_COLUMNS = ("position", "engine_epoch", "schema_version", "time_ns", "body", "content", "content_hash", "hash")
-_TEXTS = (4, 5)
 
 
 def write_rows(path: Path, groups: Iterable[list[Record]]) -> tuple[int, Head]:
@@ -29,13 +28,13 @@ def write_rows(path: Path, groups: Iterable[list[Record]]) -> tuple[int, Head]:
     arrow, parquet = _pyarrow()
     binary, integer = arrow.binary(), arrow.int64()
     kinds = [integer, integer, arrow.int32(), integer, arrow.string(), arrow.string(), binary, binary]
-    schema = arrow.schema(list(zip(_COLUMNS, kinds, strict=True)))
+    schema = arrow.schema(list(zip(RECORD_COLUMNS, kinds, strict=True)))
     start, head = -1, None
     with parquet.ParquetWriter(path, schema, compression="zstd", compression_level=_LEVEL) as writer:
         for group in groups:
             start = group[0].position if start < 0 else start
             head = head_after(group[-1])
-            columns = zip(*map(_row, group), strict=True)
+            columns = zip(*map(record_to_row, group), strict=True)
             arrays = [arrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             writer.write_table(arrow.table(arrays, schema=schema))
     assert head is not None, "an archive holds at least one record"
@@ -56,24 +55,14 @@ def read_rows(path: Path, start: int, stop: int | None) -> Iterator[Record]:
                 bounds = file.metadata.row_group(number).column(0).statistics
                 if bounds is not None and (bounds.max < start or (stop is not None and bounds.min >= stop)):
                     continue
-                columns = file.read_row_group(number, columns=list(_COLUMNS)).to_pydict()
+                columns = file.read_row_group(number, columns=list(RECORD_COLUMNS)).to_pydict()
                 for row in zip(*columns.values(), strict=True):
                     if start <= row[0] and (stop is None or row[0] < stop):
-                        yield restored([_bytes(value) if i in _TEXTS else value for i, value in enumerate(row)])
+                        yield row_to_record(row)
     except (arrow.ArrowException, KeyError) as error:
         raise JournalCorrupt(
             f"{path} is damaged ({str(error)[:100]}): restore it from a backup", position=start, kind="edited"
         ) from error
-
-
-def _row(record: Record) -> tuple[Any, ...]:
-    content, content_hash = content_to_store(record)
-    text = None if content is None else content.decode()
-    return (*record[:4], record.body.decode(), text, content_hash, record.hash)
-
-
-def _bytes(value: str | None) -> bytes | None:
-    return None if value is None else value.encode()
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ read again.
 from collections.abc import Callable, Collection, Iterable
 
 from refold.journal.codec import decode
-from refold.journal.errors import JournalCorrupt
+from refold.journal.errors import bad_record
 from refold.journal.events import ContentRedacted
 from refold.journal.record import Record, content_digest, has_whole_content
 
@@ -95,7 +95,7 @@ class Attestation:
             if not has_whole_content(record):
                 self._found[position] = left_of(record.content)
         if said_at is not None and position not in self._found:
-            raise _corrupt(position, "restored", f"has its content, which record {said_at} says was redacted")
+            raise bad_record(position, "restored", f"has its content, which record {said_at} says was redacted")
 
 
 def _attested_by(record: Record) -> list[tuple[int, str]]:
@@ -110,11 +110,7 @@ def _check(position: int, found: str, attested: str | None) -> None:
     if attested == found:
         return
     if attested is not None:
-        raise _corrupt(position, "edited", "has another content than its redaction left of it")
+        raise bad_record(position, "edited", "has another content than its redaction left of it")
     if found == NOTHING_LEFT:
-        raise _corrupt(position, "erased", "has lost its content, and no record says that it was redacted")
-    raise _corrupt(position, "edited", "has another content than the one that was written")
-
-
-def _corrupt(position: int, kind: str, what: str) -> JournalCorrupt:
-    return JournalCorrupt(f"record {position} {what} ({kind}); restore a backup", position=position, kind=kind)
+        raise bad_record(position, "erased", "has lost its content, and no record says that it was redacted")
+    raise bad_record(position, "edited", "has another content than the one that was written")

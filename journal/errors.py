@@ -36,6 +36,11 @@ class JournalCorrupt(JournalError):
         self.kind = kind
 
 
+def bad_record(position: int, kind: str, what: str) -> JournalCorrupt:
+    """The error of a record that isn't what was written: `record 12 WHAT (KIND)`."""
+    return JournalCorrupt(f"record {position} {what} ({kind}); restore a backup", position=position, kind=kind)
+
+
 class SchemaTooNew(JournalError):
     """The journal was written by a newer refold than this one."""
 

@@ -96,6 +96,14 @@ def hash_after(head: Head, record: Record) -> bytes:
     return chain_hash(head.hash, head.position, *record[1:5], record.content_hash)
 
 
+def follows(head: Head, record: Record) -> bool:
+    """Whether the record's hash is right for this place in the chain, whatever its own idea of its position."""
+    try:
+        return record.hash == hash_after(head, record)
+    except (struct.error, TypeError, ValueError):  # a field has a value that no record has
+        return False
+
+
 def seal(head: Head, time_ns: int, body: bytes, content: bytes = b"") -> Record:
     """The record that follows `head` in its engine epoch: `seal(head, time_ns, *encode(events))`."""
     position, previous, epoch = head

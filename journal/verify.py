@@ -10,7 +10,6 @@ the stream, once: what follows tells a record that was changed from one that was
 Whether the events make sense is another question, asked by the scheduler's laws.
 """
 
-import struct
 from collections.abc import Iterable, Iterator
 from itertools import chain as joined
 from typing import Protocol, runtime_checkable
@@ -18,8 +17,8 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from refold.journal.contents import Attestation
-from refold.journal.errors import JournalCorrupt
-from refold.journal.record import EMPTY_HEAD, Head, Record, hash_after, head_after
+from refold.journal.errors import JournalCorrupt, bad_record
+from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
 KINDS: dict[str, str] = {
@@ -73,10 +72,10 @@ class Chain:
         rest = iter(records)
         for record in rest:
             head = self.head
-            if record.position != head.position or not _follows(head, record):
+            if record.position != head.position or not follows(head, record):
                 raise _diagnose(self._before, head, record, rest)
             if record.engine_epoch < head.engine_epoch:
-                raise _corrupt(
+                raise bad_record(
                     record.position,
                     "reordered",
                     f"was written in engine epoch {record.engine_epoch}, after one of epoch {head.engine_epoch}",
@@ -152,7 +151,7 @@ def read_verified(
     if head.engine_epoch > stored.engine_epoch or head.position > stored.position:
         stored = reader.head(stream)
     if head.position > stored.position or head.engine_epoch > stored.engine_epoch:
-        raise _corrupt(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
+        raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
 
 
 def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect: Head | None = None) -> Head:
@@ -167,17 +166,9 @@ def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect
     return head
 
 
-def _follows(head: Head, record: Record) -> bool:
-    """Whether the record's hash is right for this place in the chain, whatever its own idea of its position."""
-    try:
-        return record.hash == hash_after(head, record)
-    except (struct.error, TypeError, ValueError):  # a damaged field out of its range or of another type
-        return False
-
-
 def _check_expected(head: Head, expect: Head | None) -> None:
     if expect is not None and head.position == expect.position and head.hash != expect.hash:
-        raise _corrupt(
+        raise bad_record(
             max(head.position - 1, 0), "edited", f"is not the one that the expected head at {head.position} names"
         )
 
@@ -198,21 +189,21 @@ def _diagnose(before: Head, head: Head, record: Record, rest: Iterator[Record]) 
     """
     at = head.position
     if record.hash == head.hash:
-        return _corrupt(at, "inserted", "is the one before it once more")
-    if before is not head and _follows(before, record):
-        return _corrupt(before.position, "inserted", f"was never written; the one that was lies at {record.position}")
+        return bad_record(at, "inserted", "is the one before it once more")
+    if before is not head and follows(before, record):
+        return bad_record(before.position, "inserted", f"was never written; the one that was lies at {record.position}")
     after = next(rest, None)
     if gap := _num_deleted(record, after):
-        if moved := next((other for other in rest if _follows(head, other)), None):
-            return _corrupt(at, "reordered", f"lies at position {moved.position}")
-        return _corrupt(at, "deleted", f"is not there, nor are {gap - 1} more" if gap > 1 else "is not there")
+        if moved := next((other for other in rest if follows(head, other)), None):
+            return bad_record(at, "reordered", f"lies at position {moved.position}")
+        return bad_record(at, "deleted", f"is not there, nor are {gap - 1} more" if gap > 1 else "is not there")
     strangers, following = [record], iter(()) if after is None else joined([after], rest)
     for other in following:
-        if _follows(head, other):
+        if follows(head, other):
             end = _end_of(head_after(other._replace(position=at)), following)
-            if end is None or record.position != at or any(_follows(end, stranger) for stranger in strangers):
-                return _corrupt(at, "reordered", f"lies at position {other.position}")
-            return _corrupt(at, "inserted", f"was never written; the one that was lies at {other.position}")
+            if end is None or record.position != at or any(follows(end, stranger) for stranger in strangers):
+                return bad_record(at, "reordered", f"lies at position {other.position}")
+            return bad_record(at, "inserted", f"was never written; the one that was lies at {other.position}")
         strangers.append(other)
     return _named(head, record, is_last=after is None)
 
@@ -220,15 +211,15 @@ def _diagnose(before: Head, head: Head, record: Record, rest: Iterator[Record]) 
 def _named(head: Head, record: Record, *, is_last: bool) -> JournalCorrupt:
     """The damage at `head`, if no other record belongs there."""
     at = head.position
-    if _follows(head, record):
-        return _corrupt(at, "edited", f"says that its position is {record.position}")
+    if follows(head, record):
+        return bad_record(at, "edited", f"says that its position is {record.position}")
     if record.position > at:
-        return _corrupt(at, "deleted", f"is not there; the next is {record.position}")
+        return bad_record(at, "deleted", f"is not there; the next is {record.position}")
     if record.position < at:
-        return _corrupt(at, "reordered", f"has {record.position} in its place")
+        return bad_record(at, "reordered", f"has {record.position} in its place")
     if is_last and _is_cut_off(record):
-        return _corrupt(at, "torn", "was written in part")
-    return _corrupt(at, "edited", "does not follow from the one before: its bytes were changed")
+        return bad_record(at, "torn", "was written in part")
+    return bad_record(at, "edited", "does not follow from the one before: its bytes were changed")
 
 
 def _num_deleted(record: Record, after: Record | None) -> int:
@@ -237,7 +228,7 @@ def _num_deleted(record: Record, after: Record | None) -> int:
         return 0
     for gap in range(_MAX_DELETED):
         place = Head(after.position + gap, record.hash, record.engine_epoch)
-        if _follows(place, after):
+        if follows(place, after):
             return gap
     return 0
 
@@ -245,7 +236,7 @@ def _num_deleted(record: Record, after: Record | None) -> int:
 def _end_of(head: Head, rest: Iterator[Record]) -> Head | None:
     """Where the rest of the stream leads from `head`, whatever positions it has now; None if it doesn't follow."""
     for record in rest:
-        if not _follows(head, record):
+        if not follows(head, record):
             return None
         head = Head(head.position + 1, record.hash, record.engine_epoch)
     return head
@@ -266,7 +257,3 @@ def _is_beginning(text: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return "truncated" in str(error)
     return False
-
-
-def _corrupt(position: int, kind: str, what: str) -> JournalCorrupt:
-    return JournalCorrupt(f"record {position} {what} ({kind}); restore a backup", position=position, kind=kind)

@@ -20,6 +20,10 @@ def record_to_row(record: Record) -> tuple[Any, ...]:
 
 
 def row_to_record(row: Sequence[Any]) -> Record:
-    """The record in a row whose text came as text."""
+    """The record in a row whose text came as text. A body that is missing is damage, which the verifier must see."""
     *header, body, content, content_hash, digest = row
-    return restored((*header, body.encode(), None if content is None else content.encode(), content_hash, digest))
+    return restored((*header, _utf8(body), _utf8(content), content_hash, digest))
+
+
+def _utf8(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()

@@ -53,11 +53,8 @@ class Database(ABC):
 
     def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """As `query`, of a statement of SQLAlchemy's: for what isn't read often."""
-        try:
-            with self.engine.connect().execution_options(**self.reading) as connection:
-                return connection.execute(statement).all()
-        except sa.exc.SQLAlchemyError as error:
-            raise self.explain(error, "read") from error
+        with explained(self, "read"), self.engine.connect().execution_options(**self.reading) as connection:
+            return connection.execute(statement).all()
 
     def query(self, sql: str, parameters: tuple[Any, ...]) -> Sequence[sa.Row[Any]]:
         """Rows, on a connection of the pool.
@@ -65,11 +62,8 @@ class Database(ABC):
         Raises:
             JournalError: they can't be read.
         """
-        try:
-            with self.engine.connect().execution_options(**self.reading) as connection:
-                return connection.exec_driver_sql(sql, parameters).all()
-        except sa.exc.SQLAlchemyError as error:
-            raise self.explain(error, "read") from error
+        with explained(self, "read"), self.engine.connect().execution_options(**self.reading) as connection:
+            return connection.exec_driver_sql(sql, parameters).all()
 
     def writing(self) -> sa.Connection:
         """The one connection that writes."""

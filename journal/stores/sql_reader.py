@@ -1,10 +1,6 @@
-"""Reading a journal in any SQL database.
+"""Reading a journal in any SQL database."""
 
-Records never change and positions are dense, so a reader needs no long snapshot: it fetches one page of records after the
-other, each in a transaction of its own, and holds nothing that the writer or the database's housekeeping would wait for.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +13,7 @@ from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores import sql_snapshots
 from refold.journal.stores.database import Database
-
-PAGE_RECORDS = 256
-FOREVER = 2**63 - 1
+from refold.journal.stores.paging import in_pages
 
 
 class SqlReader:
@@ -36,14 +30,11 @@ class SqlReader:
         yield from read_across(archives, folder, partial(self._read_own, stream), start, stop)
 
     def _read_own(self, stream: str, start: int, stop: int | None) -> Iterator[Record]:
-        end = FOREVER if stop is None else stop
-        while start < end:
-            page = self._query(self._database.page_sql, (stream, start, end, PAGE_RECORDS))
-            for row in page:
-                yield self._database.record_of(row)
-            if len(page) < PAGE_RECORDS:
-                return
-            start = page[-1][0] + 1
+        def fetch(*bounds: int) -> Sequence[Sequence[Any]]:
+            return self._query(self._database.page_sql, (stream, *bounds))
+
+        for page in in_pages(fetch, start, stop):
+            yield from map(self._database.record_of, page)
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""
@@ -78,7 +69,7 @@ class SqlReader:
             self._closed = True
             self._database.close()
 
-    def _query(self, sql: str, parameters: tuple[Any, ...]) -> Any:
+    def _query(self, sql: str, parameters: tuple[Any, ...]) -> Sequence[sa.Row[Any]]:
         self._check_usable()
         return self._database.query(sql, parameters)
 

@@ -3,11 +3,13 @@
 The driver lets go of the interpreter for every statement, and where an engine is busy it takes up to milliseconds to get it back.
 BEGIN, moving the head, inserting and COMMIT were four of them, and a first token waited for all. So the statements are in a trigger,
 of this connection's own and in memory (TEMP): an insert into its view moves the head from exactly where the writer knows it, or
-ends the transaction, and inserts the record. One insert of several rows is one transaction, committed when it returns.
+fails as a whole, and inserts the record. One insert of several rows is one transaction, committed when it returns. More rows than
+one insert takes, and an erasure, need a transaction around: a failed insert leaves it open, for whoever began it to give up.
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -26,7 +28,7 @@ CREATE TEMP TRIGGER IF NOT EXISTS append_record INSTEAD OF INSERT ON appends BEG
     UPDATE journal_streams SET head_position = NEW.position + 1, head_hash = NEW.hash
     WHERE stream_id = NEW.stream_id AND engine_epoch = NEW.engine_epoch
         AND head_position = NEW.position AND head_hash = NEW.previous;
-    SELECT RAISE(ROLLBACK, '{_HAS_MOVED}') WHERE changes() = 0;
+    SELECT RAISE(ABORT, '{_HAS_MOVED}') WHERE changes() = 0;
     INSERT INTO journal_records (stream_id, {_COLUMNS})
     VALUES (NEW.stream_id, {", ".join(f"NEW.{column}" for column in RECORD_COLUMNS)});
 END
@@ -49,13 +51,30 @@ def append(
     Raises:
         sqlite3.Error: it isn't known whether they are in.
     """
-    hashes = [before, *(record.hash for record in records)]
-    rows = [(stream_id, *record_to_row(record), previous) for record, previous in zip(records, hashes, strict=False)]
+    if len(records) <= _MOST_ROWS:
+        alone = partial(sqlite_engine.patiently, driver, patience_s=patience_s)
+        return _all_in(alone, _inserts(stream_id, before, records))
+    sqlite_engine.begin_immediate(driver, patience_s)
+    with driver:  # an exception rolls back
+        is_in = append_within(driver, stream_id, before, records)
+        if not is_in:
+            driver.rollback()
+        return is_in
+
+
+def append_within(driver: sqlite3.Connection, stream_id: int, before: bytes, records: Sequence[Record]) -> bool:
+    """`append`, in a transaction of the caller's, who gives it up if the head wasn't there.
+
+    Raises:
+        sqlite3.Error: the caller has to give it up, too.
+    """
+    return _all_in(driver.execute, _inserts(stream_id, before, records))
+
+
+def _all_in(execute: Callable[[str, list[Any]], object], inserts: Iterator[tuple[str, list[Any]]]) -> bool:
     try:
-        if len(rows) <= _MOST_ROWS:
-            sqlite_engine.patiently(driver, *_insert(rows), patience_s)
-        else:
-            _in_one_transaction(driver, rows, patience_s)
+        for insert in inserts:
+            execute(*insert)
     except sqlite3.IntegrityError as error:
         if str(error) != _HAS_MOVED:
             raise
@@ -63,12 +82,10 @@ def append(
     return True
 
 
-def _in_one_transaction(driver: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], patience_s: float) -> None:
-    sqlite_engine.begin_immediate(driver, patience_s)
+def _inserts(stream_id: int, before: bytes, records: Sequence[Record]) -> Iterator[tuple[str, list[Any]]]:
+    """Statements with their values, for `_MOST_ROWS` records each."""
+    hashes = [before, *(record.hash for record in records)]
+    rows = [(stream_id, *record_to_row(record), previous) for record, previous in zip(records, hashes, strict=False)]
     for at in range(0, len(rows), _MOST_ROWS):
-        driver.execute(*_insert(rows[at : at + _MOST_ROWS]))
-    driver.commit()
-
-
-def _insert(rows: Sequence[tuple[Any, ...]]) -> tuple[str, list[Any]]:
-    return _STATEMENTS[len(rows)], list(chain.from_iterable(rows))
+        some = rows[at : at + _MOST_ROWS]
+        yield _STATEMENTS[len(some)], list(chain.from_iterable(some))

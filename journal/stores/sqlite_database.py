@@ -6,7 +6,7 @@ head is where it will stay.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record, restored, size_of
 from refold.journal.stores import sqlite_append, sqlite_engine
-from refold.journal.stores.columns import RECORD_COLUMNS, record_to_row
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
@@ -29,13 +28,6 @@ from refold.journal.stores.sqlite_reader import ENDS_SQL, HEAD_SQL, HEADS_SQL, P
 WAL_BOUND_BYTES = 8 << 20
 _PAGES_PER_COMMIT = 5
 _SCRUB_PATIENCE_S = 5.0
-
-_MOVE_HEAD = """
-UPDATE journal_streams SET head_position = ?, head_hash = ?
-WHERE stream_id = ? AND engine_epoch = ? AND head_position = ? AND head_hash = ?
-"""
-_ROW = f"(?{', ?' * len(RECORD_COLUMNS)})"
-_INSERT = f"INSERT INTO journal_records (stream_id, {', '.join(RECORD_COLUMNS)}) VALUES {_ROW}"  # noqa: S608 - columns
 
 
 class SqliteDatabase(Database):
@@ -92,20 +84,21 @@ class SqliteDatabase(Database):
         records: Sequence[Record],
     ) -> bool:
         """Through the driver itself: SQLAlchemy's share of a transaction was measured to be two thirds of its time."""
-        driver = sqlite_engine.driver(self.writing())
-        try:
-            return sqlite_append.append(driver, stream_id, before.hash, records, self._busy_timeout_s)
-        except sqlite_engine.DRIVER_ERRORS as error:
-            raise sa.exc.DBAPIError("append", None, error) from error
+        with _told_as_sqlalchemy_would("append"):
+            return sqlite_append.append(
+                sqlite_engine.driver(self.writing()), stream_id, before.hash, records, self._busy_timeout_s
+            )
 
     def append_within(
-        self, connection: sa.Connection, stream_id: int, before: Head, after: Head, records: Sequence[Record]
+        self,
+        connection: sa.Connection,
+        stream_id: int,
+        before: Head,
+        after: Head,  # noqa: ARG002
+        records: Sequence[Record],
     ) -> bool:
-        guard = (stream_id, before.engine_epoch, before.position, before.hash)
-        if connection.exec_driver_sql(_MOVE_HEAD, (after.position, after.hash, *guard)).rowcount != 1:
-            return False
-        connection.exec_driver_sql(_INSERT, [(stream_id, *record_to_row(record)) for record in records])
-        return True
+        with _told_as_sqlalchemy_would("append"):
+            return sqlite_append.append_within(sqlite_engine.driver(connection), stream_id, before.hash, records)
 
     def scrub(self) -> str:
         """Move the WAL into the file and cut it to nothing. What was overwritten in the file, SQLite fills with zeros."""
@@ -146,13 +139,11 @@ class SqliteDatabase(Database):
         """In WAL mode, where a killed one is undone by whoever reads next; the pages keep their size."""
         connection = self.writing()
         driver = sqlite_engine.driver(connection)
-        try:
+        with _told_as_sqlalchemy_would("VACUUM"):
             driver.execute(f"PRAGMA busy_timeout={round(self._busy_timeout_s * 1000)}")
             driver.execute("VACUUM")
             sqlite_engine.checkpoint(connection, "TRUNCATE")
             driver.execute("PRAGMA busy_timeout=0")
-        except sqlite_engine.DRIVER_ERRORS as error:
-            raise sa.exc.DBAPIError("VACUUM", None, error) from error
         self._wal_bytes = 0
 
     def stop_writing(self) -> None:
@@ -166,3 +157,11 @@ class SqliteDatabase(Database):
         if self._owner is not None:
             self._owner.release()
             self._owner = None
+
+
+@contextlib.contextmanager
+def _told_as_sqlalchemy_would(statement: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite_engine.DRIVER_ERRORS as error:
+        raise sa.exc.DBAPIError(statement, None, error) from error

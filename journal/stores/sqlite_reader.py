@@ -1,8 +1,7 @@
 """Reading a SQLite journal with the standard library alone: the command line's first row must not wait for SQLAlchemy.
 
-Records never change and positions are dense, so a reader needs no long snapshot: it fetches one page of records after the
-other, each in its own read transaction, and never pins the writer's WAL. The body is fetched as raw bytes, because a
-damaged body may not be UTF-8 and must reach the verifier, not end in a driver's error.
+A page of records has a read transaction of its own (`paging.py`), so that a reader never pins the writer's WAL. The body is
+fetched as raw bytes, because a damaged body may not be UTF-8 and must reach the verifier, not end in a driver's error.
 """
 
 import sqlite3
@@ -16,11 +15,9 @@ from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.paging import in_pages
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
 from refold.journal.stores.sqlite_marks import check_marks, marks_of
-
-PAGE_RECORDS = 256
-FOREVER = 2**63 - 1
 
 HEAD_SQL = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
 # A value of another type than was stored is damage: it's read as NULL, which no hash agrees with. The second comparison of
@@ -83,13 +80,11 @@ class SqliteReader:
         yield from read_across(self.archives(stream), self._path.parent, partial(self._read_own, stream), start, stop)
 
     def _read_own(self, stream: str, start: int, stop: int | None) -> Iterator[Record]:
-        end = FOREVER if stop is None else stop
-        while start < end:
-            page = self._fetch(PAGE_SQL, (stream, start, end, PAGE_RECORDS), start)
+        def fetch(at: int, end: int, most: int) -> list[tuple[Any, ...]]:
+            return self._fetch(PAGE_SQL, (stream, at, end, most), at)
+
+        for page in in_pages(fetch, start, stop):
             yield from map(restored, page)
-            if len(page) < PAGE_RECORDS:
-                return
-            start = page[-1][0] + 1
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""

@@ -28,7 +28,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, JournalOwned, Re
 from refold.journal.record import EMPTY_HEAD, head_after
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
-from refold.journal.verify import verify_stream
+from refold.journal.verify import verified, verify_stream
 from refold.scheduler.state import digest
 from tests.cli.command import assert_one_line_and_a_hint, refold, rows
 from tests.history.journals import START_NS, TICK_NS, eventful_lives, long_life, sealed, write_journal
@@ -244,6 +244,21 @@ def test_parquet_is_parquet(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(JournalError):
         list(read_archive(path))
+
+
+def test_a_body_that_parquet_has_lost_is_damage_at_its_record(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    write_archive(path, "main", RECORDS)
+    table = parquet.read_table(path)
+    bodies = table.column("body").to_pylist()
+    bodies[5] = None
+    parquet.write_table(table.set_column(4, "body", pa.array(bodies, pa.string())), path)
+    with pytest.raises(JournalCorrupt) as caught:
+        list(verified(read_archive(path)))
+    assert (caught.value.position, caught.value.kind) == (5, "edited")
 
 
 def test_erased_and_old_records_are_archived_as_they_are(tmp_path: Path) -> None:

@@ -134,6 +134,31 @@ class TestOwnership:
         assert grow(second).position == 2
 
 
+class TestAppends:
+    @pytest.mark.parametrize("count", [1, 16, 17, 40])
+    def test_at_a_head_that_has_moved_nothing_gets_in_and_no_transaction_stays(self, path, count):
+        ours, theirs = (SqlStore(str(path), exclusive=False) for _ in range(2))
+        before = ours.open_stream()
+        raw = sqlite_engine.driver(ours._database.writing())
+        moved = theirs.append("main", make_records(theirs.open_stream(), 3))
+        with pytest.raises(Fenced):
+            ours.append("main", make_records(before, count))
+        assert not raw.in_transaction
+        assert theirs.append("main", make_records(moved, 40)).position == 43
+
+    @pytest.mark.parametrize(("count", "bad"), [(1, 0), (16, 15), (17, 0), (40, 16), (40, 39)])
+    def test_of_records_that_fail_at_any_of_them_none_is_in(self, store, path, count, bad):
+        head = store.open_stream()
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            fails = f"WHEN NEW.position = {bad} BEGIN SELECT RAISE(ABORT, 'no'); END"
+            other.execute(f"CREATE TRIGGER full BEFORE INSERT ON journal_records {fails}")
+            with pytest.raises(JournalError, match="cannot write"):
+                store.append("main", make_records(head, count))
+            other.execute("DROP TRIGGER full")
+        assert store.head() == head
+        assert store.append("main", make_records(head, count)).position == count
+
+
 class TestFilesThatAreNotJournals:
     def opened(self, path):
         """The errors of every way in; each must refuse, with the same kind of error."""

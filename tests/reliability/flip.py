@@ -3,11 +3,17 @@
 A flip is *noticed* if opening or verifying the journal says so with a `JournalError`. If it isn't, then every record, every
 head and every stream's name must be exactly as before: the flip hit a byte that holds nothing. For a SQLite file a reader of
 the file format of our own says beforehand what each byte is for, so "holds nothing" is a claim that is made before the flip.
+
+No flip knows of another, so each processor that this process may use takes its share of the bytes, on a copy of its own.
 """
 
 import contextlib
+import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,16 +128,17 @@ def flip_each(
     tally: Tally,
     chosen: Callable[[int], bool],
     uses: Callable[[Path], list[str]] | None = None,
+    copy: str = "flipped",
 ) -> None:
-    """Flip one bit in each chosen byte of each file in `folder`, and look."""
+    """Flip one bit in each chosen byte of each file of a `copy` beside `folder`, and look."""
     files = {str(p.relative_to(folder)): bytearray(p.read_bytes()) for p in sorted(folder.rglob("*")) if p.is_file()}
     named = {name: (uses or _uses)(folder / name) for name in files}
-    place = put(driver, folder.with_name("flipped"), files)
-    before = asked(place)
+    copied = folder.with_name(copy)
+    before = asked(put(driver, copied, files))
     for name, content in files.items():
         for at in filter(chosen, range(len(content))):
             content[at] ^= 1 << at % 8
-            place = put(driver, folder.with_name("flipped"), files)
+            place = put(driver, copied, files)
             content[at] ^= 1 << at % 8
             _look(tally, place, before, f"{name}, byte {at} ({named[name][at]})", named[name][at])
 
@@ -175,9 +182,21 @@ def campaign(driver: Driver, scale: float, seed: int) -> Tally | None:
     if driver.moved is None:
         return None
     tally, every = Tally("flip", driver.name), max(round(1 / scale), 1)
-    with tempfile.TemporaryDirectory(dir=memory_folder()) as name:
+    num_shares = len(os.sched_getaffinity(0))
+    with (
+        tempfile.TemporaryDirectory(dir=memory_folder()) as name,
+        ProcessPoolExecutor(num_shares, multiprocessing.get_context("fork")) as processes,
+    ):
         for state, make in (("closed", written), ("left-behind", left_behind)):
             folder = Path(name, state, "journal")
             make(driver, folder)
-            flip_each(driver, folder, tally, lambda at: at % every == seed % every)
+            firsts = [seed % every + share * every for share in range(num_shares)]
+            for part in processes.map(partial(_share, driver, folder, num_shares * every), firsts):
+                tally.add(part)
     return tally
+
+
+def _share(driver: Driver, folder: Path, every: int, first: int) -> Tally:
+    part = Tally("flip", driver.name)
+    flip_each(driver, folder, part, lambda at: at % every == first, copy=f"flipped-{first}")
+    return part

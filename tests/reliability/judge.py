@@ -43,6 +43,16 @@ class Tally:
         if len(self.examples) < 20:
             self.examples.append(f"{what}: {error}")
 
+    def add(self, part: "Tally") -> None:
+        """Count in what a part of the same campaign has seen."""
+        self.cycles += part.cycles
+        self.wrong_state += part.wrong_state
+        self.lost += part.lost
+        self.duplicates += part.duplicates
+        self.seen.update(part.seen)
+        self.sites.update(part.sites)
+        self.examples = (self.examples + part.examples)[:20]
+
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "seen": dict(sorted(self.seen.items())), "sites": dict(sorted(self.sites.items()))}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from refold.journal.record import Head, Record, hash_after, head_after
+from refold.journal.record import Head, Record, follows, head_after
 from refold.journal.stores.segments.files import FileLayer, damaged
 from refold.journal.stores.segments.frames import GROUP_HEADER_BYTES, Group, is_whole, unpack_group, unpack_records
 
@@ -109,17 +109,10 @@ def records_of(group: Group, body: bytes, previous: Head | None, path: Path) -> 
     position = group.position
     try:
         for record in unpack_records(group, body):
-            if previous is None or record.position == group.stop - 1 or not _follows(previous, record):
+            if previous is None or record.position == group.stop - 1 or not follows(previous, record):
                 break
             yield record
             previous, position = head_after(record), record.position + 1
     except struct.error:
         pass
     raise damaged(path, position, "edited", "has another checksum than when it was written: its bytes were changed")
-
-
-def _follows(previous: Head, record: Record) -> bool:
-    try:
-        return record.hash == hash_after(previous, record)
-    except (struct.error, ValueError):
-        return False
