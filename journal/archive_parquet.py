@@ -59,7 +59,7 @@ def read_rows(path: Path, start: int, stop: int | None) -> Iterator[Record]:
                 for row in zip(*columns.values(), strict=True):
                     if start <= row[0] and (stop is None or row[0] < stop):
                         yield row_to_record(row)
-    except (arrow.ArrowException, KeyError) as error:
+    except (arrow.ArrowException, KeyError, UnicodeDecodeError) as error:
         raise JournalCorrupt(
             f"{path} is damaged ({str(error)[:100]}): restore it from a backup", position=start, kind="edited"
         ) from error

@@ -131,8 +131,9 @@ def enter_wal(connection: sa.Connection, path: Path, *, patience_s: float = BUSY
         try:
             (mode,) = driver(connection).execute("PRAGMA journal_mode=WAL").fetchone()
             break
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) or not patience.wait():
+        except DRIVER_ERRORS as error:
+            is_lock = isinstance(error, sqlite3.OperationalError) and is_busy(error)
+            if not is_lock or not patience.wait():
                 raise explain(error, path, "open") from error
     if mode != "wal":
         raise JournalError(f"{path} can't be kept in WAL mode (SQLite answers {mode!r}): move it to a local disk")

@@ -261,6 +261,20 @@ def test_a_body_that_parquet_has_lost_is_damage_at_its_record(tmp_path: Path) ->
     assert (caught.value.position, caught.value.kind) == (5, "edited")
 
 
+def test_a_text_in_parquet_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    write_archive(path, "main", RECORDS)
+    table = parquet.read_table(path)
+    bodies = [body.encode() for body in table.column("body").to_pylist()]
+    bodies[5] = b"\xff" + bodies[5][1:]
+    parquet.write_table(table.set_column(4, "body", pa.array(bodies, pa.binary()).view(pa.string())), path)
+    with pytest.raises(JournalCorrupt, match="damaged"):
+        list(read_archive(path))
+
+
 def test_erased_and_old_records_are_archived_as_they_are(tmp_path: Path) -> None:
     first, second = sealed(eventful_lives()[0])[2:4]
     odd = [first._replace(content=None), second]
