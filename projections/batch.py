@@ -40,11 +40,11 @@ class Batch:
         if not entries:
             return self
         less, from_the_end = Batch.__new__(Batch), sorted(entries, reverse=True)
-        less.requests = _without(self.requests, from_the_end)
-        less.handles = _without(self.handles, from_the_end)
-        less.epochs = _without(self.epochs, from_the_end)
-        less.texts = _without(self.texts, from_the_end)
-        less.first_output_positions = _without(self.first_output_positions, from_the_end)
+        less.requests = without(self.requests, from_the_end)
+        less.handles = without(self.handles, from_the_end)
+        less.epochs = without(self.epochs, from_the_end)
+        less.texts = without(self.texts, from_the_end)
+        less.first_output_positions = without(self.first_output_positions, from_the_end)
         less.stop_ids = self.stop_ids
         return less
 
@@ -62,12 +62,10 @@ class Batch:
         return more if len(more.stop_ids) <= MAX_STOP_IDS else Batch(more.requests)
 
 
-def without(column: list[T], entries: Collection[int]) -> list[T]:
-    """A column less some of its entries."""
-    return _without(column, sorted(entries, reverse=True)) if entries else column
-
-
-def _without(column: list[T], from_the_end: list[int]) -> list[T]:
+def without(column: list[T], from_the_end: Collection[int]) -> list[T]:
+    """A column less some of its entries, the last of them first."""
+    if not from_the_end:
+        return column
     kept = column[:]
     for entry in from_the_end:
         del kept[entry]

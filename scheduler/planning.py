@@ -71,9 +71,9 @@ def _running_columns(plan: Plan) -> tuple[list[int], list[int]]:
     """Handles and computed tokens of those who run: mostly the last step's, less those who have left."""
     running, in_flight = plan.state.queues.running, plan.state.window.in_flight
     if in_flight and in_flight[-1].sampled_positions:
-        last = in_flight[-1]
-        if without(last.requests, last.stale) == running:
-            return without(last.handles, last.stale), without(last.sampled_positions, last.stale)
+        last, left = in_flight[-1], sorted(in_flight[-1].stale, reverse=True)
+        if without(last.requests, left) == running:
+            return without(last.handles, left), without(last.sampled_positions, left)
     return [request.handle for request in running], [request.num_computed_tokens for request in running]
 
 
@@ -161,7 +161,8 @@ def _admit(plan: Plan, request: Request, hit: Hit) -> None:
     if end == first:
         return
     table = request.block_ids or hit.block_ids
-    plan.free.share(hit.idle)
+    if hit.idle:
+        plan.free.share(hit.idle)
     plan.admissions.append(Admission(entry=entry, epoch=request.epoch, hit_block_ids=hit.block_ids))
     missing = -(-end // plan.block_size) - len(table)
     if missing > 0:

@@ -22,6 +22,8 @@ def prefix_hit(plan: Plan, request: Request) -> Hit:
     if request.block_ids or (request.sampling.prompt_logprobs is not None and not request.num_output_tokens):
         return NO_HIT
     known = _known_prefix(plan, request)
+    if not known:
+        return NO_HIT
     if not plan.free.released and _are_owned(plan, known):
         return Hit(known, [])
     usable = known[: _num_usable(plan, request, known)]
@@ -38,7 +40,7 @@ def _known_prefix(plan: Plan, request: Request) -> list[int]:
     if start < len(hashes) and hashes[start] in by_hash:
         known += takewhile(_is_block, map(by_hash.get, hashes[start:], repeat(-1)))
     plan.known_hashes, plan.known_blocks, plan.num_known_owned = hashes, known, min(plan.num_known_owned, num_common)
-    if plan.promises and len(known) < len(hashes):
+    if plan.promises and len(known) < len(hashes) and hashes[len(known)] in plan.promises:
         return _with_promises(plan, hashes, known)
     return known
 

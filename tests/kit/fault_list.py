@@ -446,7 +446,7 @@ PLANNING = (
     _fault(
         "positions_of_before",
         "Who runs is planned with the positions of the step before, whoever was in that.",
-        (_PLAN + "_running_columns", "last.stale) == running:", "last.stale)[:1] == running[:1]:"),
+        (_PLAN + "_running_columns", "left) == running:", "left)[:1] == running[:1]:"),
     ),
     _fault(
         "plain_with_drafts",
