@@ -53,6 +53,8 @@ class Batch:
         if not newcomers:
             return self
         new, more = Batch(newcomers), Batch.__new__(Batch)
+        if not self.requests:
+            return new
         more.requests = self.requests + new.requests
         more.handles = self.handles + new.handles
         more.epochs = self.epochs + new.epochs

@@ -7,6 +7,7 @@ A broken law is a bug of ours (`InvariantViolation`), never the fault of an inpu
 """
 
 from refold.journal.errors import InvariantViolation
+from refold.journal.events import EngineConfig
 from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request
 from refold.scheduler.state import State
 
@@ -43,8 +44,7 @@ def check_state(state: State) -> None:
     _check_counters(state)
     _check_blocks(state)
     _check_queues(state)
-    _check_idle_requests(state)
-    _check_hashed(state)
+    _check_each_request(state)
     _check_encoder(state)
     if state.suspicion.num_losses:
         _check_suspicion(state)
@@ -77,12 +77,13 @@ def _check_counters(state: State) -> None:
                     row[3] += 1 + (step.num_drafts[entry] if step.num_drafts else 0)
                     row[4] += 1
     for handle, request in by_handle.items():
+        placeholders = request.num_output_placeholders
         kept = [
             request.num_in_flight_tokens,
             request.num_stale_output_tokens,
             request.num_deliverable_stale_tokens,
-            request.num_output_placeholders,
-            request.num_sampling_in_flight,
+            placeholders,
+            placeholders - request.num_drafts_in_flight,
         ]
         if kept != sums[handle]:
             raise broken("L2", f"{request.request_id}: {kept} kept, {sums[handle]} summed")
@@ -164,10 +165,14 @@ def _check_queues(state: State) -> None:
         raise broken("L8", f"{len(state.queues.running)} running, limit {limit}")
 
 
-def _check_idle_requests(state: State) -> None:
+def _check_each_request(state: State) -> None:
+    config, block_size = state.opened_config, state.pool.block_size
     for r in state.requests.by_handle.values():
-        if r.status is RUNNING:
-            end = len(r.tokens) + r.num_output_placeholders
+        known, status = len(r.tokens), r.status
+        if len(r.block_hashes) != known // block_size and status is not FINISHED and _is_hashing(config):
+            raise broken("L16", f"{r.request_id}: {len(r.block_hashes)} hashes of {known} tokens")
+        if status is RUNNING:
+            end = known + r.num_output_placeholders
             if not r.num_computed_tokens <= end <= r.max_total_tokens <= state.config.max_model_len:
                 raise broken("L8", f"{r.request_id} overruns")
             if r.num_computed_tokens < r.plain_until and not _is_plain(r, state):
@@ -175,10 +180,14 @@ def _check_idle_requests(state: State) -> None:
                     "L15", f"{r.request_id} at {r.num_computed_tokens} is said to be plain until {r.plain_until}"
                 )
             continue
-        if r.num_output_placeholders or r.num_sampling_in_flight or r.drafts or not _may_hold(r):
+        if r.num_output_placeholders or r.num_drafts_in_flight or r.drafts or not _may_hold(r):
             raise broken("L7", f"{r.request_id} is {r.status} with {r.num_computed_tokens} computed tokens")
-        if r.status is FINISHED and r.num_in_flight_tokens == 0:
+        if status is FINISHED and r.num_in_flight_tokens == 0:
             raise broken("L9", f"{r.request_id} finished, drained and still kept")
+
+
+def _is_hashing(config: EngineConfig | None) -> bool:
+    return config is not None and config.enable_prefix_caching
 
 
 def _is_plain(r: Request, state: State) -> bool:
@@ -187,15 +196,6 @@ def _is_plain(r: Request, state: State) -> bool:
     has_room = end <= len(r.block_ids) * state.pool.block_size and end < r.max_total_tokens
     has_say = r.grammar or r.media or r.drafts or len(r.block_hashes) > r.num_published_blocks
     return has_room and not has_say and len(r.tokens) + r.num_output_placeholders == r.num_computed_tokens + 1
-
-
-def _check_hashed(state: State) -> None:
-    if not (state.was_opened and state.config.enable_prefix_caching):
-        return
-    block_size = state.config.block_size
-    for r in state.requests.by_handle.values():
-        if len(r.block_hashes) != len(r.tokens) // block_size and r.status is not FINISHED:
-            raise broken("L16", f"{r.request_id}: {len(r.block_hashes)} hashes of {len(r.tokens)} tokens")
 
 
 def _may_hold(r: Request) -> bool:

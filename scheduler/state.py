@@ -71,7 +71,8 @@ class State:
     @property
     def max_drafts(self) -> int:
         """How many drafts an entry may have."""
-        return self.config.num_speculative_tokens if self.config.speculation != "off" else 0
+        config = self.config
+        return config.num_speculative_tokens if config.speculation != "off" else 0
 
     @property
     def is_quiescent(self) -> bool:
