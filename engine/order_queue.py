@@ -4,12 +4,14 @@ A worker that computes in a process of its own would wait between two steps for 
 looked for, and sent: half a millisecond, which at a batch of one is a few percent of a step. So whoever puts an order here gives it to
 such a worker at once if all orders before it are given too and no waiting is needed; the socket keeps it until its turn. An order
 that couldn't be given ahead is given when it is due.
+
+A worker gets a copy. The event in an order is the journal's, which may not have written it yet, and the state's.
 """
 
 import threading
 from collections import deque
 
-from refold.gpu.batch import TakesAhead, Worker, WorkOrder
+from refold.gpu.batch import TakesAhead, Worker, WorkOrder, unshared
 
 
 class OrderQueue:
@@ -25,12 +27,15 @@ class OrderQueue:
 
     def serve(self, worker: Worker) -> None:
         """The orders are this worker's."""
-        self._ahead = worker if isinstance(worker, TakesAhead) else None
+        with self._changed:
+            self._ahead = worker if isinstance(worker, TakesAhead) else None
+            if self._ahead is not None:
+                self._orders = deque(map(unshared, self._orders))
 
     def put(self, order: WorkOrder) -> None:
         """Queue an order, and give it ahead if it can be."""
         with self._changed:
-            self._orders.append(order)
+            self._orders.append(order if self._ahead is None else unshared(order))
             self._changed.notify()
         if self._ahead is not None and self._giving.acquire(blocking=False):
             try:
@@ -56,7 +61,8 @@ class OrderQueue:
                 self._ahead.hand_over(order)
                 self._num_given = self._num_given or 1
                 self._offer(self._ahead)
-        return order
+            return order
+        return unshared(order)
 
     def done(self) -> None:
         """The order that was taken is executed."""

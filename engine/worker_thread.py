@@ -17,6 +17,7 @@ from refold.engine.messages import StepDone, WorkerFailed, WorkerMessage, Worker
 from refold.engine.order_queue import OrderQueue
 from refold.gpu.batch import StepOutput, Worker, WorkOrder
 from refold.journal.errors import WorkerLost
+from refold.journal.surprisals import EntrySurprisals
 
 CLOSE_PATIENCE_S = 30.0
 
@@ -117,6 +118,9 @@ def answer(worker: Worker, order: WorkOrder) -> StepOutput:
     for column in (output.counts, output.token_ids, output.positions, output.digests):
         if type(column) is not list or not set(map(type, column)) <= {int}:
             raise WorkerLost(f"worker answered step {output.step} with columns that are no lists of integers")
+    for told in (output.logprobs, output.prompt_logprobs):
+        if type(told) is not list or not all(map(_are_numbers, told)):
+            raise WorkerLost(f"worker answered step {output.step} with log-probabilities that are no EntrySurprisals")
     if len(output.digests) not in {0, len(output.token_ids)}:
         raise WorkerLost(
             f"worker answered step {output.step} with {len(output.digests)} digests for {len(output.token_ids)} tokens"
@@ -124,9 +128,18 @@ def answer(worker: Worker, order: WorkOrder) -> StepOutput:
     return output
 
 
+def _are_numbers(told: object) -> bool:
+    return (
+        type(told) is EntrySurprisals
+        and {type(told.entry), type(told.num_top)} == {int}
+        and type(told.surprisals) is list
+        and set(map(type, told.surprisals)) <= {int}
+    )
+
+
 def _copied(output: StepOutput) -> StepOutput:
     """The answer with lists that the worker doesn't hold: what was checked is what is delivered and recorded later."""
-    columns = {name: getattr(output, name) for name in ("counts", "token_ids", "positions", "digests")}
+    columns = {name: getattr(output, name) for name in output.__struct_fields__}
     own: dict[str, Any] = {name: column[:] for name, column in columns.items() if type(column) is list}
     return msgspec.structs.replace(output, **own)
 

@@ -45,6 +45,15 @@ class WorkOrder(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     released: list[int]
 
 
+_ENCODER = msgspec.msgpack.Encoder()
+_ORDERS = msgspec.msgpack.Decoder(WorkOrder)
+
+
+def unshared(order: WorkOrder) -> WorkOrder:
+    """A copy that shares nothing with the original, for a worker that may change what it's given."""
+    return _ORDERS.decode(_ENCODER.encode(order))
+
+
 class StepOutput(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What a step produced. Columns, one place per entry of the step, in its order.
 

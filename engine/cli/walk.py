@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 from refold.engine.history.relations import Names, handles_of, steps_of
 from refold.journal.codec import decode
-from refold.journal.events import EngineClosed, Event, RequestSubmitted
+from refold.journal.events import ContentRedacted, EngineClosed, Event, QuarantineLifted, RequestSubmitted
 from refold.journal.record import EMPTY_HEAD, Record, head_after
 from refold.journal.store import JournalReader
 from refold.journal.verify import verified
 
 _MARK = b'"RequestSubmitted"'
+_BETWEEN_LIVES = (b'"ContentRedacted"', b'"QuarantineLifted"')
 
 
 class Line(NamedTuple):
@@ -50,7 +51,7 @@ class Walk:
 
     @property
     def is_open(self) -> bool:
-        """Whether the record walked over last is one of an engine that has not closed."""
+        """Whether the last record of an engine walked over is one of an engine that has not closed."""
         return self._last is not None and not any(type(event) is EngineClosed for event in decode(self._last))
 
     def look_again(self) -> bool:
@@ -83,8 +84,17 @@ class Walk:
         start, is_whole = self._at, self._at == EMPTY_HEAD and stop == self.end
         records = self._reader.read(start=start.position, stop=stop)
         for record in verified(records, start, self._head if stop == self.end else None, is_whole=is_whole):
-            self._at, self._last = head_after(record), record
+            self._at = head_after(record)
+            if not _is_between_lives(record):
+                self._last = record
             yield record
+
+
+def _is_between_lives(record: Record) -> bool:
+    """Whether a record may be of no engine: a redaction, or a lift of a quarantine, of a journal that no engine has open."""
+    return any(mark in record.body for mark in _BETWEEN_LIVES) and all(
+        type(event) in (ContentRedacted, QuarantineLifted) for event in decode(record)
+    )
 
 
 def _choose(events: list[Event], names: Names, wanted: Wanted) -> list[int]:

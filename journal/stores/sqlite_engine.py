@@ -65,8 +65,11 @@ def _on_error(context: sa.ExceptionContext) -> Exception | None:
 
 def _on_connect(connection: sqlite3.Connection, _record: Any) -> None:
     connection.text_factory = lossy_text
-    for pragma in _PRAGMAS:
-        connection.execute(f"PRAGMA {pragma}").fetchall()
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+    except UnicodeDecodeError as error:
+        raise sa.exc.DBAPIError("PRAGMA", None, error) from error
 
 
 def _on_begin(connection: sa.Connection, *, busy_timeout_s: float) -> None:

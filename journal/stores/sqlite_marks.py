@@ -95,7 +95,11 @@ def _damage_of(path: Path) -> str:
     marks, num_broken = _slots_of(content)
     if num_broken:
         return f"is damaged ({num_broken} of its {len(marks) + num_broken} marks)"
-    return "" if marks else f"holds no mark in its {len(content)} bytes (a power cut can do that)"
+    if (
+        marks or not content
+    ):  # one that was killed between making the file and writing to it has acknowledged nothing yet
+        return ""
+    return f"holds no mark in its {len(content)} bytes (a power cut can do that)"
 
 
 def _slots_of(content: bytes) -> tuple[dict[int, tuple[int, bytes]], int]:

@@ -128,6 +128,14 @@ def test_a_request_is_redacted_and_every_verb_says_so(journal, head, tmp_path):
     assert refold("check-proof", tmp_path / "proof.json", "--head", head).exit_code == 0
 
 
+def test_a_journal_closed_in_order_stays_so_when_something_of_it_is_redacted(tmp_path):
+    journal = tmp_path / "closed.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "--max-tokens", 4, "one").exit_code == 0
+    assert "without a word" not in refold("log", journal).stderr
+    assert refold("redact", journal, "run1-1").exit_code == 0
+    assert "without a word" not in refold("log", journal).stderr
+
+
 def test_what_can_not_be_redacted(journal):
     assert refold("redact", journal, "req-1", "--json").exit_code == 0
     for request_id, status in (("req-1", 2), ("nobody", 1), ("", 2)):

@@ -53,6 +53,43 @@ def test_given_a_worker_that_looks_ahead_when_orders_are_put_then_it_has_them_at
         orders.done()
 
 
+class Keeper(Foresighted):
+    """A worker that keeps what it was given ahead, and knows it again."""
+
+    def __init__(self) -> None:
+        super().__init__(room=8)
+        self.kept: list[WorkOrder] = []
+
+    def offer(self, order: WorkOrder) -> bool:
+        self.kept.append(order)
+        return super().offer(order)
+
+
+def test_a_worker_is_given_copies_and_in_its_turn_the_one_that_it_was_given_ahead():
+    originals = [order(step) for step in range(4)]
+    plain = OrderQueue()
+    plain.put(originals[0])
+    taken = plain.take()
+    assert taken == originals[0]
+    assert taken.scheduled.handles is not originals[0].scheduled.handles
+    orders, worker = OrderQueue(), Keeper()
+    for original in originals[:2]:  # before there is a worker
+        orders.put(original)
+    orders.serve(worker)
+    for original in originals[2:]:
+        orders.put(original)
+    taken_in_turn = []
+    for _ in originals:
+        taken_in_turn.append(orders.take())
+        orders.done()
+    assert taken_in_turn == originals
+    assert worker.kept
+    for kept in worker.kept:
+        assert any(kept is taken for taken in taken_in_turn)
+    for taken, original in zip(taken_in_turn, originals, strict=True):
+        assert taken.scheduled.handles is not original.scheduled.handles
+
+
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_given_too_little_room_then_orders_are_given_when_they_are_due_and_in_turn(room):
     orders, worker = OrderQueue(), Foresighted(room)

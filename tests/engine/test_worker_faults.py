@@ -87,6 +87,14 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     ),
     "an answer too early": (lambda o: msgspec.structs.replace(o, step=o.step + 1), "worker answered with step"),
     "another generation": (lambda o: msgspec.structs.replace(o, generation=0), "of generation 0"),
+    "log-probabilities of another kind": (
+        lambda o: msgspec.structs.replace(o, logprobs=[[1, 2]]),
+        "log-probabilities that are no EntrySurprisals",
+    ),
+    "log-probabilities in no list": (
+        lambda o: msgspec.structs.replace(o, prompt_logprobs=None),
+        "log-probabilities that are no EntrySurprisals",
+    ),
     "no answer at all": (lambda o: None, "with a NoneType, no StepOutput"),
     "something else": (lambda o: {"step": o.step}, "with a dict, no StepOutput"),
 }
@@ -117,6 +125,41 @@ def test_a_worker_at_fault_is_replaced_and_its_requests_come_out_whole(name: str
     assert reason in lost.reason
     assert "\n" not in lost.reason
     assert [e.generation for e in events if isinstance(e, WorkerStarted)] == [1, 2]
+
+
+class MeddlingWorker(SimulatedWorker):
+    """Computes rightly, then changes whatever lists it was given, and those that it has returned."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._last: StepOutput | None = None
+
+    def execute(self, order: WorkOrder) -> StepOutput:
+        if self._last is not None:
+            self._last.token_ids.clear()
+        output = self._last = super().execute(order)
+        scheduled = order.scheduled
+        scheduled.handles.sort(reverse=True)
+        scheduled.first_positions[:] = [position + 1 for position in scheduled.first_positions]
+        scheduled.num_tokens.append(7)
+        scheduled.chunk_entries.append(0)
+        scheduled.admissions.clear()
+        for allocation in scheduled.allocations:
+            allocation.block_ids.append(1)
+        for admitted in order.admitted:
+            admitted.token_ids.clear()
+        return output
+
+
+def test_a_worker_may_change_what_it_was_given_and_what_it_has_returned() -> None:
+    """The journal may not have written the order yet when the worker has it."""
+    journal = MemoryJournal()
+    with Engine(
+        MODEL, MemoryStore(journal), make_worker=MeddlingWorker, max_in_flight_steps=4, num_blocks=16
+    ) as engine:
+        check(engine.run(PROMPTS, SAMPLINGS))
+        assert engine.stats().lost_workers == 0
+    assert losses(lawful_events(MemoryStore(journal))) == []
 
 
 def test_two_losses_with_completed_steps_between_them_are_two_replacements() -> None:

@@ -231,6 +231,8 @@ class TestAnEndThatIsGone:
 
     def test_a_sound_mark_or_none_at_all_raises_no_doubt(self, path: Path, mark_of_path: Path) -> None:
         assert doubt_of(path) == ""
+        mark_of_path.write_bytes(b"")  # killed between making it and writing to it
+        assert doubt_of(path) == ""
         mark_of_path.unlink()
         assert doubt_of(path) == ""
 
@@ -240,7 +242,6 @@ class TestAnEndThatIsGone:
             (lambda raw: raw[:70] + bytes([raw[70] ^ 1]) + raw[71:], "is damaged (1 of its 1 marks)"),
             (lambda raw: raw[:-1], "is damaged (1 of its 1 marks)"),
             (lambda raw: raw + b"x" * 20, "is damaged (1 of its 2 marks)"),
-            (lambda _: b"", "holds no mark in its 0 bytes"),
             (lambda raw: bytes(len(raw)), "holds no mark in its 120 bytes"),
         ],
     )
@@ -262,6 +263,20 @@ class TestAnEndThatIsGone:
         path.write_bytes(b"")
         with pytest.raises(JournalCorrupt, match="were acknowledged"):
             migrations.ensure(str(path))
+
+
+def test_a_schema_that_is_no_text_any_more_is_damage_to_a_writer_too(tmp_path: Path) -> None:
+    """SQLite quotes it in its message, which the driver then can't read."""
+    path = tmp_path / "journal.db"
+    migrations.ensure(str(path))
+    store = open_store(str(path))
+    store.open_stream()
+    store.close()
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"CREATE TABLE audit_requests") + 7] ^= 0x80
+    path.write_bytes(raw)
+    with pytest.raises(JournalCorrupt, match="malformed"):
+        open_store(str(path)).open_stream()
 
 
 def test_looking_at_the_wal_leaves_sqlites_own_locks_alone(tmp_path: Path) -> None:
