@@ -244,13 +244,15 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
         raise nothing_to_do()
     taken_up = {name for each in asked for name in each.journaled}
     status, ids = 0, [request_id for request_id in left if request_id not in taken_up]
+    taken: list[Asked] = []
     for each in asked:
         if _submit(engine, each, ids, printer):
+            taken.append(each)
             submission.num_receipts += 1
         else:
             status = USAGE
     engine.await_worker()
-    printer.expect(ids, {name: _title(each) for each in asked for name in each.ids()})
+    printer.expect(ids, {name: _title(each) for each in taken for name in each.ids()})
     with bar("generating", len(ids), "requests") as progress:
 
         def on_delta(delta: "Delta") -> None:

@@ -1,6 +1,7 @@
 """`refold run`: what it prints, what it keeps, and how it goes on after a kill."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -337,3 +338,26 @@ def test_more_tokens_than_the_model_has_room_for_are_refused_and_a_default_is_cu
     served = refold(*small, "twenty characters...")
     assert served.exit_code == 0, served.stderr
     assert len(served.stdout.split()) == 12
+
+
+def test_an_answer_stands_under_its_own_prompt_when_another_line_asks_for_the_same_id(tmp_path):
+    lines = [
+        {"prompt": "first question", "request_id": "d"},
+        {"prompt": "second question", "request_id": "d"},
+        {"prompt": "x"},
+    ]
+    (tmp_path / "twice.txt").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = refold(
+        "run",
+        "--model",
+        "simulated",
+        "--journal",
+        tmp_path / "j.db",
+        "--max-tokens",
+        4,
+        "--file",
+        tmp_path / "twice.txt",
+    )
+    assert result.exit_code == 2
+    assert "first question" in result.stdout
+    assert "second question" not in result.stdout
