@@ -85,7 +85,7 @@ class Worker(Protocol):
         ...
 
     def execute(self, order: WorkOrder) -> StepOutput:
-        """Run one step to its end. Blocking."""
+        """Run one step to its end. Blocking. The order is the worker's own copy; its answer is copied before it is checked."""
         ...
 
     def close(self) -> None:
