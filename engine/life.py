@@ -197,9 +197,10 @@ def _told_place(place: str) -> Iterator[None]:
     try:
         yield
     except JournalCorrupt as error:
-        if place in str(error):
+        told = _with_place(error, place)
+        if told is error:
             raise
-        raise _with_place(error, place) from error
+        raise told from error
 
 
 def _with_place(error: JournalCorrupt, place: str) -> JournalCorrupt:

@@ -114,7 +114,7 @@ def answer(worker: Worker, order: WorkOrder) -> StepOutput:
             f"worker answered with step {output.step} of generation {output.generation}; "
             f"step {order.scheduled.step} of generation {order.generation} was asked"
         )
-    output = _copied(output)
+    output = _with_own_columns(output)
     for column in (output.counts, output.token_ids, output.positions, output.digests):
         if type(column) is not list or not set(map(type, column)) <= {int}:
             raise WorkerLost(f"worker answered step {output.step} with columns that are no lists of integers")
@@ -125,7 +125,7 @@ def answer(worker: Worker, order: WorkOrder) -> StepOutput:
         raise WorkerLost(
             f"worker answered step {output.step} with {len(output.digests)} digests for {len(output.token_ids)} tokens"
         )
-    return output
+    return _with_own_numbers(output) if output.logprobs or output.prompt_logprobs else output
 
 
 def _are_numbers(told: object) -> bool:
@@ -137,11 +137,20 @@ def _are_numbers(told: object) -> bool:
     )
 
 
-def _copied(output: StepOutput) -> StepOutput:
+def _with_own_columns(output: StepOutput) -> StepOutput:
     """The answer with lists that the worker doesn't hold: what was checked is what is delivered and recorded later."""
     columns = {name: getattr(output, name) for name in output.__struct_fields__}
     own: dict[str, Any] = {name: column[:] for name, column in columns.items() if type(column) is list}
     return msgspec.structs.replace(output, **own)
+
+
+def _with_own_numbers(output: StepOutput) -> StepOutput:
+    """The same for what is inside of log-probabilities."""
+    logprobs, prompt_logprobs = (
+        [msgspec.structs.replace(told, surprisals=told.surprisals[:]) for told in column]
+        for column in (output.logprobs, output.prompt_logprobs)
+    )
+    return msgspec.structs.replace(output, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def _close(worker: Worker) -> None:

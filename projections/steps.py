@@ -90,7 +90,7 @@ def open_step(window: Window, event: StepScheduled, by_handle: Mapping[int, Requ
     """A step enters the window: who runs already first, then who comes in."""
     assert event.step == window.next_step, (event.step, window.next_step)
     assert len(event.handles) == len(event.num_tokens) == len(event.first_positions) >= 1, event.step
-    num_running = event.admissions[0].entry if event.admissions else len(event.handles)
+    num_running = len(event.handles) - len(event.admissions)
     last = window.in_flight[-1] if window.in_flight else None
     old, left = (_NOBODY, set()) if last is None else (last.batch, {*last.stale, *last.last_entries})
     batch = next_batch(old, left, event.handles[:num_running], event.handles[num_running:], by_handle)

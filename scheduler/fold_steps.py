@@ -15,7 +15,7 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     """Who ran already first, then who comes in, one by one: each may share what those before it are about to write."""
     step = steps.open_step(state.window, event, state.requests.by_handle)
     entries = step.requests
-    num_running = event.admissions[0].entry if event.admissions else len(entries)
+    num_running = len(entries) - len(event.admissions)
     assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
     allocations = {each.entry: each.block_ids for each in event.allocations}
     growing = [(entries[entry], block_ids) for entry, block_ids in allocations.items() if entry < num_running]

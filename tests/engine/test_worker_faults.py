@@ -137,6 +137,8 @@ class MeddlingWorker(SimulatedWorker):
     def execute(self, order: WorkOrder) -> StepOutput:
         if self._last is not None:
             self._last.token_ids.clear()
+            for told in (*self._last.logprobs, *self._last.prompt_logprobs):
+                told.surprisals.clear()
         output = self._last = super().execute(order)
         scheduled = order.scheduled
         scheduled.handles.sort(reverse=True)
@@ -158,8 +160,12 @@ def test_a_worker_may_change_what_it_was_given_and_what_it_has_returned() -> Non
         MODEL, MemoryStore(journal), make_worker=MeddlingWorker, max_in_flight_steps=4, num_blocks=16
     ) as engine:
         check(engine.run(PROMPTS, SAMPLINGS))
+        asking = SamplingParams(seed=1, max_tokens=5, logprobs=2, prompt_logprobs=2)
+        (told,) = engine.run([[1, 2, 3]], [asking])
         assert engine.stats().lost_workers == 0
     assert losses(lawful_events(MemoryStore(journal))) == []
+    with Engine(MODEL, max_in_flight_steps=4, num_blocks=16) as engine:
+        assert engine.run([[1, 2, 3]], [asking])[0].logprobs == told.logprobs
 
 
 def test_two_losses_with_completed_steps_between_them_are_two_replacements() -> None:
