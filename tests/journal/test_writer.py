@@ -247,6 +247,8 @@ def test_a_writer_that_lags_behind_gets_records_that_are_encoded():
     store = GatedStore()
     writer = written(store)
     store.gate.clear()
+    writer.append(event(0), 1)
+    assert store.entered.wait(10), "from here on the thread waits for its store, and takes nothing"
     handles = [[1] for _ in range(MAX_UNENCODED_RECORDS + 100)]
     for column in handles:
         writer.append([StepScheduled(step=0, handles=column, num_tokens=[1], first_positions=[0])], 1)
@@ -254,7 +256,7 @@ def test_a_writer_that_lags_behind_gets_records_that_are_encoded():
         column.append(2)  # what nobody may do, to see what was encoded before
     store.gate.set()
     writer.close()
-    assert [decode(record)[0].handles for record in store.read()][-30:] == [[1]] * 30
+    assert [decode(record)[0].handles for record in list(store.read())[-30:]] == [[1]] * 30
 
 
 def test_records_of_steps_fill_the_room_that_there_is_before_they_are_encoded():
