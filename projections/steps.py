@@ -33,11 +33,14 @@ class InFlightStep:
         "delivered",
         "due_entries",
         "encoded",
+        "epochs",
         "filled",
+        "handles",
         "last_entries",
         "num_drafts",
         "num_tokens",
         "num_unresolved",
+        "requests",
         "sampled_positions",
         "stale",
         "step",
@@ -47,6 +50,9 @@ class InFlightStep:
     def __init__(self, event: StepScheduled, batch: Batch) -> None:
         self.step = event.step
         self.batch = batch
+        self.requests = batch.requests
+        self.handles = batch.handles
+        self.epochs = batch.epochs
         self.num_tokens = event.num_tokens
         self.num_drafts = event.num_drafts
         self.encoded: list[str] = []
@@ -59,21 +65,6 @@ class InFlightStep:
         self.sampled_positions: list[int] = []
         self.written: list[int] = []
         self.filled: list[Request] = []
-
-    @property
-    def requests(self) -> list[Request]:
-        """The requests, one per entry."""
-        return self.batch.requests
-
-    @property
-    def handles(self) -> list[int]:
-        """Their handles."""
-        return self.batch.handles
-
-    @property
-    def epochs(self) -> list[int]:
-        """The epochs that they were scheduled in."""
-        return self.batch.epochs
 
 
 class Window:

@@ -67,7 +67,7 @@ def _engine_opened(state: State, event: EngineOpened) -> None:
     assert not state.window.in_flight, "an engine opens with an empty window"
     assert not state.queues.running, "an engine opens with nothing running"
     assert event.engine_epoch > state.engine_epoch, (event.engine_epoch, state.engine_epoch)
-    state.opened_config = event.config
+    state.config = event.config
     state.engine_epoch = event.engine_epoch
     state.is_open = True
     state.pool = blocks.BlockPool(event.config.num_blocks, event.config.block_size)

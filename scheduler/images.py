@@ -224,7 +224,7 @@ class Imaged(NamedTuple):
 
 
 IMAGES: dict[type, Imaged] = {
-    State: Imaged(StateImage, extra=frozenset({"drained"})),
+    State: Imaged(StateImage, derived=frozenset({"config"}), extra=frozenset({"drained", "opened_config"})),
     Request: Imaged(RequestImage, derived=frozenset({"run"}), extra=frozenset({"num_run_blocks"})),
     RequestTable: Imaged(RequestTableImage, derived=frozenset({"asking"})),
     Queues: Imaged(QueuesImage),
@@ -233,7 +233,7 @@ IMAGES: dict[type, Imaged] = {
     InFlightStep: Imaged(
         InFlightStepImage,
         derived=frozenset({"batch"}),
-        extra=frozenset({"epochs", "first_output_positions", "handles", "requests", "stop_ids"}),
+        extra=frozenset({"first_output_positions", "stop_ids"}),
     ),
     Window: Imaged(WindowImage),
     Output: Imaged(OutputImage),

@@ -41,10 +41,9 @@ def check_state(state: State) -> None:
     Raises:
         InvariantViolation: a law is broken; the message names it.
     """
-    _check_counters(state)
+    _check_requests(state)
     _check_blocks(state)
     _check_queues(state)
-    _check_each_request(state)
     _check_encoder(state)
     if state.suspicion.num_losses:
         _check_suspicion(state)
@@ -54,19 +53,57 @@ def check_state(state: State) -> None:
             raise broken("L10", f"{free} of {state.pool.num_blocks} blocks free")
 
 
-def _check_counters(state: State) -> None:
-    by_handle = state.requests.by_handle
-    sums = {handle: [0, 0, 0, 0, 0] for handle in by_handle}
+def _check_requests(state: State) -> None:
+    """Each request's counters are the sums over the window, and it is as its status says."""
+    sums, config, block_size = _sums_in_flight(state), state.opened_config, state.pool.block_size
+    hashed_block_size = block_size if config is not None and config.enable_prefix_caching else 0
+    for handle, r in state.requests.by_handle.items():
+        placeholders, in_flight, drafts = r.num_output_placeholders, r.num_in_flight_tokens, r.num_drafts_in_flight
+        kept = [in_flight, r.num_stale_output_tokens, r.num_deliverable_stale_tokens, placeholders, placeholders - drafts]
+        if kept != sums.get(handle, _NOTHING):
+            raise broken("L2", f"{r.request_id}: {kept} kept, {sums.get(handle, _NOTHING)} summed")
+        known, status = len(r.tokens), r.status
+        if status is RUNNING:
+            if not r.num_computed_tokens <= known + placeholders <= r.max_total_tokens <= state.config.max_model_len:
+                raise broken("L8", f"{r.request_id} overruns")
+            if r.num_computed_tokens < r.plain_until and not _is_plain(r, state):
+                raise broken(
+                    "L15", f"{r.request_id} at {r.num_computed_tokens} is said to be plain until {r.plain_until}"
+                )
+        elif placeholders or drafts or r.drafts or not _may_hold(r):
+            raise broken("L7", f"{r.request_id} is {r.status} with {r.num_computed_tokens} computed tokens")
+        elif status is FINISHED:
+            if not in_flight:
+                raise broken("L9", f"{r.request_id} finished, drained and still kept")
+            continue
+        if hashed_block_size and len(r.block_hashes) != known // hashed_block_size:
+            raise broken("L16", f"{r.request_id}: {len(r.block_hashes)} hashes of {known} tokens")
+
+
+_NOTHING = [0, 0, 0, 0, 0]
+
+
+def _sums_in_flight(state: State) -> dict[int, list[int]]:
+    """By handle: tokens in flight, stale ones, those of them to be delivered, placeholders, samples."""
+    by_handle, sums = state.requests.by_handle, {}
     for step in state.window.in_flight:
-        stale, chunks, delivered = step.stale, step.chunk_entries, step.delivered
-        for entry, (handle, n, epoch) in enumerate(zip(step.handles, step.num_tokens, step.epochs, strict=True)):
+        stale, chunks, delivered, epochs, num_drafts = (
+            step.stale,
+            step.chunk_entries,
+            step.delivered,
+            step.epochs,
+            step.num_drafts,
+        )
+        for entry, (handle, n) in enumerate(zip(step.handles, step.num_tokens, strict=True)):
+            request = by_handle.get(handle)
+            if request is None:
+                raise broken("L1", f"step {step.step} in flight names unknown handle {handle}")
             row = sums.get(handle)
             if row is None:
-                raise broken("L1", f"step {step.step} in flight names unknown handle {handle}")
-            is_stale = epoch < by_handle[handle].epoch
+                row = sums[handle] = [0, 0, 0, 0, 0]
+            is_stale = epochs[entry] < request.epoch
             if is_stale != (entry in stale):
-                request_id = by_handle[handle].request_id
-                raise broken("L2", f"{request_id} in step {step.step}: the stale mark contradicts the epoch")
+                raise broken("L2", f"{request.request_id} in step {step.step}: the stale mark contradicts the epoch")
             if is_stale:
                 row[0] += n
                 row[1] += n
@@ -74,37 +111,28 @@ def _check_counters(state: State) -> None:
             elif not delivered:
                 row[0] += n
                 if entry not in chunks:
-                    row[3] += 1 + (step.num_drafts[entry] if step.num_drafts else 0)
+                    row[3] += 1 + (num_drafts[entry] if num_drafts else 0)
                     row[4] += 1
-    for handle, request in by_handle.items():
-        placeholders = request.num_output_placeholders
-        kept = [
-            request.num_in_flight_tokens,
-            request.num_stale_output_tokens,
-            request.num_deliverable_stale_tokens,
-            placeholders,
-            placeholders - request.num_drafts_in_flight,
-        ]
-        if kept != sums[handle]:
-            raise broken("L2", f"{request.request_id}: {kept} kept, {sums[handle]} summed")
+    return sums
 
 
 def _check_blocks(state: State) -> None:
-    pool = state.pool
+    pool, requests = state.pool, state.requests.by_handle.values()
     owners = [0] * pool.num_blocks
-    _check_runs(state)
-    for request in state.requests.by_handle.values():
+    for request in requests:
         for block in request.block_ids:
             owners[block] += 1
     if owners != pool.ref_counts:
         raise broken("L3", f"owners {owners}, reference counts {pool.ref_counts}")
-    fenced = [block for _, idle in pool.fences for block in idle]
+    fenced = [block for _, idle in pool.fences for block in idle] if pool.fences else []
     if pool.num_fenced != len(fenced):
         raise broken("L3", f"{pool.num_fenced} counted fenced, {len(fenced)} are")
     unowned = [*fenced, *pool.free_blank, *pool.free_cached]
     in_two = any(map(owners.__getitem__, unowned)) or len(set(unowned)) != len(unowned)
     if in_two or owners.count(0) != len(unowned):
         raise broken("L3", f"a block is in no place, or in two: fenced {fenced}, owners {owners}")
+    if pool.runs or any([request.run for request in requests]):
+        _check_runs(state)
     _check_hashes(state, owners)
 
 
@@ -123,31 +151,33 @@ def _check_runs(state: State) -> None:
 
 def _check_hashes(state: State, owners: list[int]) -> None:
     pool, hashes = state.pool, state.pool.hashes
-    found = pool.block_by_hash
+    found, num_hashed = pool.block_by_hash, pool.num_blocks - pool.hashes.count(None)
+    if len(found) != num_hashed:
+        raise broken("L4", f"{len(found)} hashes found, {num_hashed} blocks hashed")
     if found and list(map(hashes.__getitem__, found.values())) != list(found):
         raise broken("L4", "a hash finds a block that doesn't carry it")
-    if len(found) != pool.num_blocks - hashes.count(None):
-        raise broken("L4", f"{len(found)} hashes found, {pool.num_blocks - hashes.count(None)} blocks hashed")
     if max(owners, default=0) > 1:
         bare = [block for block, count in enumerate(owners) if count > 1 and hashes[block] is None]
         if bare:
             raise broken("L3", f"blocks {bare} are shared and not hashed")
-    if any(map(hashes.__getitem__, pool.free_blank)) or not all(map(hashes.__getitem__, pool.free_cached)):
-        raise broken("L3", f"a free block is in the wrong list: {list(pool.free_blank)}, {list(pool.free_cached)}")
+    blank, cached = pool.free_blank, pool.free_cached
+    if (found and any(map(hashes.__getitem__, blank))) or (cached and not all(map(hashes.__getitem__, cached))):
+        raise broken("L3", f"a free block is in the wrong list: {list(blank)}, {list(cached)}")
 
 
-_QUEUES = (
-    ("running", frozenset((RUNNING,))),
-    ("waiting", frozenset((WAITING, PREEMPTED))),
-    ("idle", frozenset((IDLE,))),
-)
+_STATUSES = {
+    "running": frozenset((RUNNING,)),
+    "waiting": frozenset((WAITING, PREEMPTED)),
+    "idle": frozenset((IDLE,)),
+}
 
 
 def _check_queues(state: State) -> None:
     by_handle, queued = state.requests.by_handle, 0
-    for name, statuses in _QUEUES:
-        last = None
-        for r in getattr(state.queues, name):
+    queues = state.queues
+    for name, queue in (("running", queues.running), ("waiting", queues.waiting), ("idle", queues.idle)):
+        last, statuses = None, _STATUSES[name]
+        for r in queue:
             key = r.queue_key
             if r.status not in statuses:
                 raise broken("L6", f"{r.request_id} is {r.status} and in {name}")
@@ -156,38 +186,13 @@ def _check_queues(state: State) -> None:
             if by_handle.get(r.handle) is not r:
                 raise broken("L6", f"{r.request_id} is in {name} and not in the table")
             last = key
-            queued += 1
+        queued += len(queue)
     live = len(state.requests.live())
     if queued != live:
         raise broken("L6", f"{queued} requests are queued, {live} live")
     limit = state.config.max_num_seqs if state.was_opened else 0
-    if len(state.queues.running) > limit:
-        raise broken("L8", f"{len(state.queues.running)} running, limit {limit}")
-
-
-def _check_each_request(state: State) -> None:
-    config, block_size = state.opened_config, state.pool.block_size
-    for r in state.requests.by_handle.values():
-        known, status = len(r.tokens), r.status
-        if len(r.block_hashes) != known // block_size and status is not FINISHED and _is_hashing(config):
-            raise broken("L16", f"{r.request_id}: {len(r.block_hashes)} hashes of {known} tokens")
-        if status is RUNNING:
-            end = known + r.num_output_placeholders
-            if not r.num_computed_tokens <= end <= r.max_total_tokens <= state.config.max_model_len:
-                raise broken("L8", f"{r.request_id} overruns")
-            if r.num_computed_tokens < r.plain_until and not _is_plain(r, state):
-                raise broken(
-                    "L15", f"{r.request_id} at {r.num_computed_tokens} is said to be plain until {r.plain_until}"
-                )
-            continue
-        if r.num_output_placeholders or r.num_drafts_in_flight or r.drafts or not _may_hold(r):
-            raise broken("L7", f"{r.request_id} is {r.status} with {r.num_computed_tokens} computed tokens")
-        if status is FINISHED and r.num_in_flight_tokens == 0:
-            raise broken("L9", f"{r.request_id} finished, drained and still kept")
-
-
-def _is_hashing(config: EngineConfig | None) -> bool:
-    return config is not None and config.enable_prefix_caching
+    if len(queues.running) > limit:
+        raise broken("L8", f"{len(queues.running)} running, limit {limit}")
 
 
 def _is_plain(r: Request, state: State) -> bool:
@@ -213,18 +218,17 @@ def _check_suspicion(state: State) -> None:
 
 
 def _check_encoder(state: State) -> None:
-    cache = state.encoder
+    cache, holders = state.encoder, [r for r in state.requests.by_handle.values() if r.media_held]
+    if not (holders or cache.sizes or cache.users or cache.evictable or cache.used):
+        return
     if cache.used != sum(cache.sizes.values()) or cache.used > cache.capacity:
         raise broken("L13", f"{cache.used} of {cache.capacity} embeddings counted, {sum(cache.sizes.values())} held")
     users: dict[str, set[int]] = {digest: set() for digest in cache.sizes}
-    for r in state.requests.by_handle.values():
-        if r.media_held:
-            for index in r.media_held:
-                users.setdefault(r.media[index].digest, set()).add(r.handle)
+    for r in holders:
+        for index in r.media_held:
+            users.setdefault(r.media[index].digest, set()).add(r.handle)
     if users != cache.users:
         raise broken("L13", f"encoder entries used by {cache.users}, requests hold {users}")
-    if not users and not cache.evictable:
-        return
     unused = {digest for digest, handles in users.items() if not handles}
     if cache.evictable.keys() != unused:
         raise broken("L13", f"evictable {sorted(cache.evictable)}, unused {sorted(unused)}")

@@ -209,9 +209,11 @@ def _state_of(image: StateImage) -> State:
         asking={handle for handle, request in by_handle.items() if request.sampling.asks_logprobs},
     )
     cache = _thing(EncoderCache, image.encoder, evictable=OrderedDict.fromkeys(image.encoder.evictable))
+    opened = {} if image.opened_config is None else {"config": image.opened_config}
     return _thing(
         State,
         image,
+        **opened,
         requests=table,
         queues=_thing(Queues, image.queues, **orders),
         pool=_pool_of(image.pool, _runs_of(by_handle.values(), image.requests.by_handle)),
@@ -261,7 +263,7 @@ def _step_of(image: InFlightStepImage, known: dict[int, Request]) -> InFlightSte
     batch = Batch(requests)
     batch.epochs, batch.handles = image.epochs, image.handles
     batch.first_output_positions, batch.stop_ids = image.first_output_positions, image.stop_ids
-    return _thing(InFlightStep, image, batch=batch, filled=filled)
+    return _thing(InFlightStep, image, batch=batch, requests=batch.requests, filled=filled)
 
 
 def _output_of(image: OutputImage) -> Output:

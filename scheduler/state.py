@@ -22,15 +22,16 @@ from refold.projections.suspicion import Suspicion
 class State:
     """Everything that a decision may depend on.
 
+    `config` is the configuration of the engine's current life: unset until one has opened the journal.
     `unknown` are requests whose tokens have been erased since: until the record that says so, the prefix index follows the
     journal's word where it can't be derived. A living engine has none.
     """
 
     __slots__ = (
+        "config",
         "encoder",
         "engine_epoch",
         "is_open",
-        "opened_config",
         "paused",
         "pool",
         "queues",
@@ -43,7 +44,7 @@ class State:
     )
 
     def __init__(self) -> None:
-        self.opened_config: EngineConfig | None = None
+        self.config: EngineConfig
         self.engine_epoch = 0
         self.is_open = False
         self.worker_generation = 0
@@ -58,15 +59,14 @@ class State:
         self.unknown: set[int] = set()
 
     @property
-    def config(self) -> EngineConfig:
-        """The configuration of the current life of the engine."""
-        assert self.opened_config is not None, "no engine has opened this journal yet"
-        return self.opened_config
-
-    @property
     def was_opened(self) -> bool:
         """Whether any engine ever opened this journal."""
-        return self.opened_config is not None
+        return hasattr(self, "config")
+
+    @property
+    def opened_config(self) -> EngineConfig | None:
+        """`config` where there is one."""
+        return self.config if self.was_opened else None
 
     @property
     def max_drafts(self) -> int:

@@ -302,7 +302,7 @@ def drifts(recorded: Sequence[Event], state: State, command: Command) -> Iterato
 def _under(state: State, config: EngineConfig) -> State:
     """A copy of the state, under another configuration."""
     copy = unpack(b"".join(pack(Folded(state, Outbox(0), Totals())))).state
-    before, copy.opened_config = copy.config, config
+    before, copy.config = copy.config, config
     if config.policy != before.policy or config.tenant_weights != before.tenant_weights:
         queues.reorder(copy.queues, config)
     return copy

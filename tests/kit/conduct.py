@@ -25,7 +25,7 @@ from refold.projections.requests import RUNNING, WAITING, Request
 from refold.scheduler.commands import Command, CompleteStep, ExpireSessions, LiftQuarantine, ScheduleStep
 from refold.scheduler.state import State
 from tests.kit.idle_blocks import IdleBlocks
-from tests.kit.misconduct import must
+from tests.kit.misconduct import Misconduct, must
 from tests.kit.plan_conduct import judge_plan, judge_room, tried_alone
 from tests.kit.suspects import Suspects
 
@@ -130,7 +130,8 @@ class Conduct:
             self.virtual_now = max(self.virtual_now, self.finishes[event.handles[admission.entry]])
         for handle in event.handles:
             request = state.requests.by_handle[handle]
-            must(not request.drafts, "drafts", request.request_id, "keeps drafts that were scheduled")
+            if request.drafts:
+                raise Misconduct(f"drafts: {request.request_id} keeps drafts that were scheduled")
             if request.media:
                 judge_media(request)
         if event.admissions:

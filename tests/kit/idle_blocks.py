@@ -44,14 +44,17 @@ class IdleBlocks:
     def _judge(self, state: State, event: StepScheduled) -> None:
         pool, evicted = state.pool, event.evicted_block_ids
         must(not pool.free_blank, "eviction", "of", evicted, "with blank blocks free")
+        left: dict[int, list[int]] = {}
+        for block in pool.free_cached:
+            if block in self.since:
+                left.setdefault(self.since[block], []).append(block)
+        oldest = min(left, default=self.now)
         for block in evicted:
             since = self.since.get(block)
             if since is None:
                 continue
-            for other in pool.free_cached:
-                must(self.since.get(other, since) >= since, "eviction", block, "goes and", other, "was idle for longer")
-                if self.since.get(other) != since or not self.shared.isdisjoint((block, other)):
-                    continue
-                handle, index = self.place.get(block, (0, 0))
-                if self.place.get(other, (0, 0))[0] == handle:
+            must(since <= oldest, "eviction", block, "goes and", left.get(oldest), "were idle for longer")
+            handle, index = self.place.get(block, (0, 0))
+            for other in left.get(since, ()) if block not in self.shared else ():
+                if other not in self.shared and self.place.get(other, (0, 0))[0] == handle:
                     must(self.place[other][1] < index, "eviction", block, "goes before", other, "nearer to the tail")

@@ -7,7 +7,7 @@ from refold.journal.events import Event, RequestPreempted, StepScheduled
 from refold.projections.requests import WAITING, Request
 from refold.scheduler.stall import stall_report
 from refold.scheduler.state import State
-from tests.kit.misconduct import must
+from tests.kit.misconduct import Misconduct, must
 
 
 def judge_plan(state: State, events: Sequence[Event]) -> None:
@@ -29,18 +29,18 @@ def judge_plan(state: State, events: Sequence[Event]) -> None:
     if taken:
         _judge_reclaims(state, step, events)
         _judge_need(state, step, events)
-    must(
-        step is None or not step.admissions or all(e.reason != "kv_pressure" for e in events[:-1]),
-        "preemption",
-        "somebody comes in with the step for which another gave way",
-    )
-    if not any(type(e) is RequestPreempted and e.reason == "isolated" for e in events):
+        gave_way = [e for e in events if type(e) is RequestPreempted and e.reason == "kv_pressure"]
+        comes_in = step is not None and step.admissions
+        must(not (gave_way and comes_in), "preemption", "somebody comes in with the step for which another gave way")
+    if not taken or not any(type(e) is RequestPreempted and e.reason == "isolated" for e in events):
         _judge_diligence(state, step, taken)
 
 
 def tried_alone(state: State) -> set[int] | None:
     """The first half of those whom the most workers were lost with, if that was no accident; after a verdict, the others."""
     losses, by_handle = state.suspicion.num_losses, state.requests.by_handle
+    if not losses:
+        return None
     ready = [h for h in losses if losses[h] > 1 and by_handle[h].status in ("running", "preempted")]
     harmless = {h for h, r in by_handle.items() if r.status in ("running", "preempted") and h not in losses}
     if ready and state.suspicion.is_unproved and harmless:
@@ -86,26 +86,21 @@ def _judge_entries(state: State, step: StepScheduled) -> None:
     for entry, (handle, n, first) in enumerate(zip(step.handles, step.num_tokens, step.first_positions, strict=True)):
         request = by_handle[handle]
         drafts = step.num_drafts[entry] if step.num_drafts else 0
-        must(not request.waits_for_grammar, "grammar", request.request_id, "runs before its grammar is ready")
-        must(drafts <= most_drafts, "drafts", drafts, "in a batch that may have", most_drafts)
-        must(not cap or n - drafts <= cap, "prefill cap", request.request_id, "computes", n, "of at most", cap)
-        end = len(request.tokens) + request.num_output_placeholders
+        end, name = len(request.tokens) + request.num_output_placeholders, request.request_id
         samples = entry not in step.chunk_entries
-        must(samples == (first + n - drafts == end), "chunks", request.request_id, "ends at", first + n, "of", end)
-        must(not (drafts and not samples), "chunks", request.request_id, "has drafts in a chunk")
-        must(
-            end + (drafts + 1) * samples <= request.max_total_tokens,
-            "early stop",
-            request.request_id,
-            "computes for",
-            end + drafts + samples,
-            "of at most",
-            request.max_total_tokens,
-        )
+        must(samples == (first + n - drafts == end), "chunks", name, "ends at", first + n, "of", end)
+        if request.waits_for_grammar:
+            raise Misconduct(f"grammar: {name} runs before its grammar is ready")
+        if cap and n - drafts > cap:
+            raise Misconduct(f"prefill cap: {name} computes {n} of at most {cap}")
+        if drafts and (drafts > most_drafts or not samples):
+            raise Misconduct(f"drafts: {name} has {drafts} in a batch that may have {most_drafts}, or in a chunk")
+        if end + (drafts + 1) * samples > request.max_total_tokens:
+            raise Misconduct(f"early stop: {name} computes for {end + drafts + samples} of {request.max_total_tokens}")
         if entry < num_running:
-            must(last is None or last < request.queue_key, "policy", request.request_id, "runs before its betters")
+            must(last is None or last < request.queue_key, "policy", name, "runs before its betters")
             last = request.queue_key
-            must(not _held_by_cadence(state, request), "cadence", request.request_id, "samples too soon")
+            must(not _held_by_cadence(state, request), "cadence", name, "samples too soon")
 
 
 def _held_by_cadence(state: State, request: Request) -> bool:

@@ -288,15 +288,15 @@ class Player(Drive):
                 transcript.observe(event)
         assert not transcript.unfinished, f"handles {sorted(transcript.unfinished)} never finished"
         assert digest(decided_again(self.commands, self.bytes)) == digest(self.state), "folded to another state"
-        return hashlib.sha256(b"".join(part for parts in self.bytes for part in parts)).hexdigest()
+        return hashlib.sha256(b"".join(chain.from_iterable(self.bytes))).hexdigest()
 
     def _judge_verdicts(self) -> None:
         """Who was found out is what kills workers; only an accident to whoever is tried can look the same."""
         poisons: dict[int, bool] = {}
         for event in chain.from_iterable(self.records):
-            if isinstance(event, RequestSubmitted):
+            if type(event) is RequestSubmitted:
                 poisons[event.handle] = is_poison(event)
-            elif isinstance(event, RequestQuarantined) and not self.num_accidents:
+            elif type(event) is RequestQuarantined and not self.num_accidents:
                 assert poisons[event.handle], f"handle {event.handle} is quarantined and harmless"
 
 

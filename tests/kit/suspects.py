@@ -13,7 +13,7 @@ from refold.journal.events import (
 )
 from refold.projections.requests import FINISHED
 from refold.scheduler.state import State
-from tests.kit.misconduct import must
+from tests.kit.misconduct import Misconduct, must
 
 
 class Suspects:
@@ -37,8 +37,7 @@ class Suspects:
 
     def after(self, state: State, event: Event) -> None:
         """Keep the account, and compare it with the state's."""
-        kind = type(event)
-        if kind is WorkerLost and isinstance(event, WorkerLost):
+        if type(event) is WorkerLost:
             for handle in event.suspects:
                 self.losses[handle] = self.losses.get(handle, 0) + 1
                 self.alone[handle] += len(self.last) == 1
@@ -50,9 +49,8 @@ class Suspects:
             self._clear(zip(event.handles, map(min, event.counts, event.delivered), strict=True))
         elif isinstance(event, RequestFinished):
             self._forget(event.handle)
-        must(
-            self.losses == state.suspicion.num_losses, "trial", self.losses, "died,", state.suspicion.num_losses, "kept"
-        )
+        if self.losses != state.suspicion.num_losses:
+            raise Misconduct(f"trial: {self.losses} died, {state.suspicion.num_losses} kept")
 
     def _clear(self, tokens: "zip[tuple[int, int]]") -> None:
         for handle, count in tokens:

@@ -201,7 +201,7 @@ def _blocks_while_waiting(drive: Drive) -> None:
 
 
 def _one_seat(drive: Drive) -> None:
-    drive.state.opened_config = msgspec.structs.replace(drive.state.config, max_num_seqs=1)
+    drive.state.config = msgspec.structs.replace(drive.state.config, max_num_seqs=1)
 
 
 def _overrun(drive: Drive) -> None:
@@ -210,7 +210,7 @@ def _overrun(drive: Drive) -> None:
 
 
 def _longer_than_the_model(drive: Drive) -> None:
-    drive.state.opened_config = msgspec.structs.replace(drive.state.config, max_model_len=6)
+    drive.state.config = msgspec.structs.replace(drive.state.config, max_model_len=6)
 
 
 def _kept_after_its_end(drive: Drive) -> None:
@@ -534,10 +534,10 @@ def test_a_step_too_many_in_the_window_is_told() -> None:
     drive = opened(max_in_flight_steps=2)
     drive.submit("a", 4)
     drive.schedule()
-    drive.state.opened_config = msgspec.structs.replace(drive.state.config, max_in_flight_steps=9)
+    drive.state.config = msgspec.structs.replace(drive.state.config, max_in_flight_steps=9)
     drive.schedule()
     step = drive.state.window.in_flight[-1]
-    drive.state.opened_config = msgspec.structs.replace(drive.state.config, max_in_flight_steps=2)
+    drive.state.config = msgspec.structs.replace(drive.state.config, max_in_flight_steps=2)
     third = StepScheduled(step=step.step + 1, handles=step.handles, num_tokens=[1], first_positions=[5])
     assert drive.book is not None
     with pytest.raises(InvariantViolation, match="3 steps in flight") as told:
