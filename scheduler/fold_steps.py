@@ -19,7 +19,7 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
     allocations = {each.entry: each.block_ids for each in event.allocations}
     growing = [(entries[entry], block_ids) for entry, block_ids in allocations.items() if entry < num_running]
-    evicted = _allocate_each(state, growing)
+    evicted = _allocate_each(state, growing) if growing else []
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
     margin = 2 if state.config.speculation == "off" else 0
@@ -42,11 +42,12 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
 def _look_anew(state: State, step: InFlightStep, num_running: int) -> None:
     """Of those who are due: until when they decode plainly from here on, and whose token will be the last."""
     block_size, num_drafts = state.pool.block_size, state.max_drafts
+    requests, samples_all = step.requests, bool(step.sampled_positions)
     for entry in step.due_entries:
-        request = step.requests[entry]
+        request = requests[entry]
         if request.num_computed_tokens > request.plain_until or entry >= num_running:
             counters.note_plain(request, block_size, num_drafts)
-        if request.num_computed_tokens + 1 >= request.max_total_tokens and step.sampled_positions:
+        if samples_all and request.num_computed_tokens + 1 >= request.max_total_tokens:
             step.last_entries.append(entry)
 
 
@@ -105,10 +106,11 @@ def _admit(state: State, request: Request, admission: Admission) -> None:
 def _publish_known(state: State, step: InFlightStep, event: StepScheduled, chosen: list[int]) -> None:
     """Publish what these entries of `step` fill with tokens that are known already."""
     block_size, written, hashes = state.pool.block_size, step.written, []
-    num_written = len(written)
+    num_written, requests = len(written), step.requests
+    firsts, num_tokens = event.first_positions, event.num_tokens
     for entry in chosen:
-        request = step.requests[entry]
-        full = (event.first_positions[entry] + event.num_tokens[entry]) // block_size
+        request = requests[entry]
+        full = (firsts[entry] + num_tokens[entry]) // block_size
         assert len(request.block_ids) >= full, (request.request_id, len(request.block_ids), full)
         published, known = request.num_published_blocks, len(request.block_hashes)
         known = known if known < full else full

@@ -28,7 +28,7 @@ def plan_step(state: State) -> list[Event]:
     """The next step, with the preemptions that it takes; empty if there is nothing to do or no room in the window."""
     if not (state.is_open and state.worker_alive) or len(state.window.in_flight) >= state.config.max_in_flight_steps:
         return []
-    if state.paused == "all":
+    if state.paused == "all" or not (state.queues.running or state.queues.waiting):
         return []
     plan = Plan(state)
     trial = on_trial(state)

@@ -268,7 +268,7 @@ class Player(Drive):
             self.do(ReadyGrammar(request_id=request.request_id))
             self.do(CloseSession(request_id=request.request_id))
         for _ in range(MAX_QUIET_TURNS):
-            while self.do(ScheduleStep()):
+            while len(self.state.window.in_flight) < self.config.max_in_flight_steps and self.do(ScheduleStep()):
                 pass
             if self.answers:
                 self._answer(Answer())
