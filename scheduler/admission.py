@@ -4,6 +4,9 @@ A request that can never fit is refused here, with the numbers, rather than queu
 it alone. What was admitted once is never refused later, except by a new configuration (`capacity`).
 """
 
+from collections.abc import Iterator
+from math import inf
+
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Event, RequestSubmitted, Sampling
 from refold.scheduler.commands import SubmitRequest
@@ -95,7 +98,11 @@ def _check_identity(state: State, command: SubmitRequest) -> None:
 
 
 def _encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_prompt(command: SubmitRequest, config: EngineConfig) -> None:
@@ -151,49 +158,50 @@ def _check_media(command: SubmitRequest, config: EngineConfig, sizes: dict[str, 
 
 def check_sampling(request_id: str, sampling: Sampling, config: EngineConfig, *, resumable: bool) -> None:
     """Refuse parameters out of range."""
+    for complaint in (*_complaints(sampling, resumable=resumable), *_complaints_of_bias(sampling, config.vocab_size)):
+        raise Rejected(f"request {request_id!r}: {complaint}")
+
+
+def _complaints(sampling: Sampling, *, resumable: bool) -> Iterator[str]:
+    """What is out of range: one line for each limit."""
+    if not 1 <= sampling.max_tokens < 2**31:
+        yield f"max_tokens is {sampling.max_tokens}; give at least 1"
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        yield f"min_tokens is {sampling.min_tokens}; give 0 to max_tokens"
+    if not 0.0 <= sampling.temperature < inf:
+        yield f"temperature is {sampling.temperature}; give 0 or more"
+    if not 0.0 < sampling.top_p <= 1.0:
+        yield f"top_p is {sampling.top_p}; give more than 0 and at most 1"
+    if not 0 <= sampling.top_k < 2**31:
+        yield f"top_k is {sampling.top_k}; give 0 (no limit) or more"
+    if not 0.0 <= sampling.min_p <= 1.0:
+        yield f"min_p is {sampling.min_p}; give 0 to 1"
+    if not 0 <= sampling.seed < 2**63:
+        yield f"seed is {sampling.seed}; give 0 to 2^63 - 1"
+    least, most = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+    if not least <= sampling.repetition_penalty <= most:
+        yield f"repetition_penalty is {sampling.repetition_penalty}; give {least:g} to {most:g}"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -MAX_PENALTY <= getattr(sampling, name) <= MAX_PENALTY:
+            yield f"{name} is {getattr(sampling, name)}; give -{MAX_PENALTY:g} to {MAX_PENALTY:g}"
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(sampling, name)
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            yield f"{name} is {value}; give 0 to {MAX_LOGPROBS}, or none"
+    if sampling.prompt_logprobs is not None and resumable:
+        yield "a session has no prompt_logprobs: its prompt comes in turns; leave them out"
+
+
+def _complaints_of_bias(sampling: Sampling, vocab_size: int) -> Iterator[str]:
     biased = [token for token, _ in sampling.logit_bias]
-    penalties = [(name, getattr(sampling, name)) for name in ("presence_penalty", "frequency_penalty")]
-    numbers = [(name, getattr(sampling, name)) for name in ("logprobs", "prompt_logprobs")]
-    checks = (
-        (1 <= sampling.max_tokens < 2**31, f"max_tokens is {sampling.max_tokens}; give at least 1"),
-        (0 <= sampling.min_tokens <= sampling.max_tokens, f"min_tokens is {sampling.min_tokens}; give 0 to max_tokens"),
-        (0.0 <= sampling.temperature < float("inf"), f"temperature is {sampling.temperature}; give 0 or more"),
-        (0.0 < sampling.top_p <= 1.0, f"top_p is {sampling.top_p}; give more than 0 and at most 1"),
-        (0 <= sampling.top_k < 2**31, f"top_k is {sampling.top_k}; give 0 (no limit) or more"),
-        (0.0 <= sampling.min_p <= 1.0, f"min_p is {sampling.min_p}; give 0 to 1"),
-        (0 <= sampling.seed < 2**63, f"seed is {sampling.seed}; give 0 to 2^63 - 1"),
-        (
-            MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY,
-            f"repetition_penalty is {sampling.repetition_penalty}; give {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}",
-        ),
-        *(
-            (-MAX_PENALTY <= value <= MAX_PENALTY, f"{name} is {value}; give -{MAX_PENALTY:g} to {MAX_PENALTY:g}")
-            for name, value in penalties
-        ),
-        (
-            len(biased) <= MAX_BIASES and biased == sorted(set(biased)),
-            f"logit_bias has {len(biased)} tokens; give at most {MAX_BIASES}, in ascending order, each once",
-        ),
-        (
-            all(0 <= token < config.vocab_size for token in biased),
-            f"logit_bias names a token that is none of the model's {config.vocab_size}",
-        ),
-        (
-            all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in sampling.logit_bias),
-            f"logit_bias has a bias beyond {MAX_BIAS:g}; give -{MAX_BIAS:g} to {MAX_BIAS:g}",
-        ),
-        *(
-            (value is None or 0 <= value <= MAX_LOGPROBS, f"{name} is {value}; give 0 to {MAX_LOGPROBS}, or none")
-            for name, value in numbers
-        ),
-        (
-            sampling.prompt_logprobs is None or not resumable,
-            "a session has no prompt_logprobs: its prompt comes in turns; leave them out",
-        ),
-    )
-    for holds, complaint in checks:
-        if not holds:
-            raise Rejected(f"request {request_id!r}: {complaint}")
+    if not biased:
+        return
+    if len(biased) > MAX_BIASES or biased != sorted(set(biased)):
+        yield f"logit_bias has {len(biased)} tokens; give at most {MAX_BIASES}, in ascending order, each once"
+    if not 0 <= min(biased) <= max(biased) < vocab_size:
+        yield f"logit_bias names a token that is none of the model's {vocab_size}"
+    if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in sampling.logit_bias):
+        yield f"logit_bias has a bias beyond {MAX_BIAS:g}; give -{MAX_BIAS:g} to {MAX_BIAS:g}"
 
 
 def _check_fits(command: SubmitRequest, config: EngineConfig) -> None:

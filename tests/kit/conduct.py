@@ -200,6 +200,8 @@ def judge_reset(state: State, event: CacheReset) -> None:
 
 def judge_refusals(state: State, command: CompleteStep, events: Sequence[Event]) -> None:
     """Whom the grammar refuses ends in error, unless the tokens are thrown away anyway."""
+    if not command.refused_entries:
+        return
     step = state.window.in_flight[0]
     ended = {e.handle for e in events if isinstance(e, RequestFinished) and e.reason == "error"}
     for entry in command.refused_entries:

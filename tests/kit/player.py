@@ -34,6 +34,7 @@ from refold.scheduler.commands import (
     ResumeEngine,
     ScheduleStep,
     StartWorker,
+    SubmitRequest,
 )
 from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold, fold_all
@@ -109,12 +110,15 @@ class Player(Drive):
         self.answers: deque[StepOutput] = deque()
         self.past: deque[StepOutput] = deque(maxlen=8)
         self.num_accidents = 0  # losses that look as if a request were to blame
+        self.has_poison = False
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
     def obey(self, order: Order | Command) -> None:
         """Obey one order."""
         self.orders_given.append(order)
+        if type(order) is SubmitRequest:
+            self.has_poison = self.has_poison or is_poison(order)
         obey = _OBEY.get(type(order))
         if obey is not None:
             obey(self, order)
@@ -148,7 +152,7 @@ class Player(Drive):
     def _work(self, order: Work) -> None:
         if not self.orders:
             return
-        if not self._is_deadly(self.orders[0]):
+        if not (self.has_poison and self._is_deadly(self.orders[0])):
             self.answers.append(self.run_worker())
             return
         while self.answers:
@@ -253,6 +257,7 @@ class Player(Drive):
         player = cls(config)
         player.records, player.commands = list(records), list(commands)
         player.bytes = [encode(events) for events in records]
+        player.has_poison = any(type(event) is RequestSubmitted and is_poison(event) for event in chain(*records))
         player.state = refolded(player.bytes, player.book, player.conduct)
         player.open()
         return player
@@ -300,7 +305,7 @@ class Player(Drive):
                 assert poisons[event.handle], f"handle {event.handle} is quarantined and harmless"
 
 
-def is_poison(request: Request | RequestSubmitted) -> bool:
+def is_poison(request: Request | RequestSubmitted | SubmitRequest) -> bool:
     """Whether a simulated worker dies of a request."""
     return request.adapter.startswith(POISON)
 
