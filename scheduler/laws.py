@@ -6,8 +6,11 @@ block's content computed) are in `refold.scheduler.lawbook`.
 A broken law is a bug of ours (`InvariantViolation`), never the fault of an input.
 """
 
+from collections import Counter
+
 from refold.journal.errors import InvariantViolation
-from refold.journal.events import EngineConfig
+from refold.projections.blocks import BlockPool
+from refold.projections.encoder import EncoderCache
 from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request
 from refold.scheduler.state import State
 
@@ -41,10 +44,14 @@ def check_state(state: State) -> None:
     Raises:
         InvariantViolation: a law is broken; the message names it.
     """
-    _check_requests(state)
+    num_queued = _check_queues(state)
+    num_live, holders = _check_requests(state)
+    if num_queued != num_live:
+        raise broken("L6", f"{num_queued} requests are queued, {num_live} live")
     _check_blocks(state)
-    _check_queues(state)
-    _check_encoder(state)
+    cache = state.encoder
+    if holders or cache.sizes or cache.users or cache.evictable or cache.used:
+        _check_encoder(cache, holders)
     if state.suspicion.num_losses:
         _check_suspicion(state)
     if state.is_quiescent:
@@ -53,15 +60,20 @@ def check_state(state: State) -> None:
             raise broken("L10", f"{free} of {state.pool.num_blocks} blocks free")
 
 
-def _check_requests(state: State) -> None:
-    """Each request's counters are the sums over the window, and it is as its status says."""
-    sums, config, block_size = _sums_in_flight(state), state.opened_config, state.pool.block_size
-    hashed_block_size = block_size if config is not None and config.enable_prefix_caching else 0
+def _check_requests(state: State) -> tuple[int, list[Request]]:
+    """Counters are the sums over the window, and each request is as its status says. Returns how many live, and who holds media."""
+    sums, num_live, holders = _sums_in_flight(state), 0, []
+    config, hashed_block_size = state.opened_config, state.pool.block_size
+    if config is None or not config.enable_prefix_caching:
+        hashed_block_size = 0
     for handle, r in state.requests.by_handle.items():
-        placeholders, in_flight, drafts = r.num_output_placeholders, r.num_in_flight_tokens, r.num_drafts_in_flight
-        kept = [in_flight, r.num_stale_output_tokens, r.num_deliverable_stale_tokens, placeholders, placeholders - drafts]
+        placeholders, stale, drafts = r.num_output_placeholders, r.num_stale_output_tokens, r.num_drafts_in_flight
+        in_flight = r.num_prompt_tokens_in_flight + stale + placeholders
+        kept = [in_flight, stale, r.num_deliverable_stale_tokens, placeholders, placeholders - drafts]
         if kept != sums.get(handle, _NOTHING):
             raise broken("L2", f"{r.request_id}: {kept} kept, {sums.get(handle, _NOTHING)} summed")
+        if r.media_held:
+            holders.append(r)
         known, status = len(r.tokens), r.status
         if status is RUNNING:
             if not r.num_computed_tokens <= known + placeholders <= r.max_total_tokens <= state.config.max_model_len:
@@ -76,8 +88,10 @@ def _check_requests(state: State) -> None:
             if not in_flight:
                 raise broken("L9", f"{r.request_id} finished, drained and still kept")
             continue
+        num_live += 1
         if hashed_block_size and len(r.block_hashes) != known // hashed_block_size:
             raise broken("L16", f"{r.request_id}: {len(r.block_hashes)} hashes of {known} tokens")
+    return num_live, holders
 
 
 _NOTHING = [0, 0, 0, 0, 0]
@@ -85,20 +99,14 @@ _NOTHING = [0, 0, 0, 0, 0]
 
 def _sums_in_flight(state: State) -> dict[int, list[int]]:
     """By handle: tokens in flight, stale ones, those of them to be delivered, placeholders, samples."""
-    by_handle, sums = state.requests.by_handle, {}
+    by_handle = state.requests.by_handle
+    sums: dict[int, list[int]] = {}
     for step in state.window.in_flight:
-        stale, chunks, delivered, epochs, num_drafts = (
-            step.stale,
-            step.chunk_entries,
-            step.delivered,
-            step.epochs,
-            step.num_drafts,
-        )
-        for entry, (handle, n) in enumerate(zip(step.handles, step.num_tokens, strict=True)):
-            request = by_handle.get(handle)
+        stale, epochs, num_tokens, num_drafts = step.stale, step.epochs, step.num_tokens, step.num_drafts
+        for entry, handle in enumerate(step.handles):
+            request, n, row = by_handle.get(handle), num_tokens[entry], sums.get(handle)
             if request is None:
                 raise broken("L1", f"step {step.step} in flight names unknown handle {handle}")
-            row = sums.get(handle)
             if row is None:
                 row = sums[handle] = [0, 0, 0, 0, 0]
             is_stale = epochs[entry] < request.epoch
@@ -108,32 +116,47 @@ def _sums_in_flight(state: State) -> dict[int, list[int]]:
                 row[0] += n
                 row[1] += n
                 row[2] += n * (stale[entry] == "deliver")
-            elif not delivered:
+            elif not step.delivered:
                 row[0] += n
-                if entry not in chunks:
+                if entry not in step.chunk_entries:
                     row[3] += 1 + (num_drafts[entry] if num_drafts else 0)
                     row[4] += 1
     return sums
 
 
 def _check_blocks(state: State) -> None:
-    pool, requests = state.pool, state.requests.by_handle.values()
-    owners = [0] * pool.num_blocks
-    for request in requests:
-        for block in request.block_ids:
-            owners[block] += 1
-    if owners != pool.ref_counts:
-        raise broken("L3", f"owners {owners}, reference counts {pool.ref_counts}")
-    fenced = [block for _, idle in pool.fences for block in idle] if pool.fences else []
+    """Every block is in one place, and its owners are as many as are counted."""
+    pool, tables, has_runs = state.pool, [], bool(state.pool.runs)
+    for request in state.requests.by_handle.values():
+        tables += request.block_ids
+        has_runs = has_runs or request.run is not None
+    owned, fenced = set(tables), [block for _, idle in pool.fences for block in idle] if pool.fences else []
     if pool.num_fenced != len(fenced):
         raise broken("L3", f"{pool.num_fenced} counted fenced, {len(fenced)} are")
-    unowned = [*fenced, *pool.free_blank, *pool.free_cached]
-    in_two = any(map(owners.__getitem__, unowned)) or len(set(unowned)) != len(unowned)
-    if in_two or owners.count(0) != len(unowned):
-        raise broken("L3", f"a block is in no place, or in two: fenced {fenced}, owners {owners}")
-    if pool.runs or any([request.run for request in requests]):
+    blank, cached = list(pool.free_blank), list(pool.free_cached)
+    unowned = fenced + blank + cached
+    if not len(owned) + len(unowned) == len(owned.union(unowned)) == pool.num_blocks:
+        raise broken("L3", f"a block is in no place, or in two: fenced {fenced}, owned {sorted(owned)}")
+    counts = pool.ref_counts
+    if counts.count(0) != len(unowned):
+        raise broken("L3", f"{sorted(unowned)} have no owner, reference counts {counts}")
+    if len(owned) != len(tables):
+        _check_shared(pool, tables)
+    elif list(map(counts.__getitem__, tables)).count(1) != len(tables):
+        raise broken("L3", f"{sorted(owned)} have one owner each, reference counts {counts}")
+    if has_runs:
         _check_runs(state)
-    _check_hashes(state, owners)
+    _check_hashes(pool, blank, cached)
+
+
+def _check_shared(pool: BlockPool, tables: list[int]) -> None:
+    """Of each block that has several owners: the count is right, and its content is known."""
+    owners, counts = Counter(tables), pool.ref_counts
+    if any(counts[block] != count for block, count in owners.items()):
+        raise broken("L3", f"owners {dict(owners)}, reference counts {counts}")
+    bare = [block for block, count in owners.items() if count > 1 and pool.hashes[block] is None]
+    if bare:
+        raise broken("L3", f"blocks {bare} are shared and not hashed")
 
 
 def _check_runs(state: State) -> None:
@@ -149,20 +172,18 @@ def _check_runs(state: State) -> None:
         raise broken("L3", f"runs are held by {held}, counted {[r.num_holders for r in state.pool.runs.values()]}")
 
 
-def _check_hashes(state: State, owners: list[int]) -> None:
-    pool, hashes = state.pool, state.pool.hashes
+def _check_hashes(pool: BlockPool, blank: list[int], cached: list[int]) -> None:
+    """Each hash finds the block that carries it, and free blocks are in the list that their content says."""
     found, num_hashed = pool.block_by_hash, pool.num_blocks - pool.hashes.count(None)
     if len(found) != num_hashed:
         raise broken("L4", f"{len(found)} hashes found, {num_hashed} blocks hashed")
-    if found and list(map(hashes.__getitem__, found.values())) != list(found):
+    if not found and not cached:
+        return
+    if list(map(pool.hashes.__getitem__, found.values())) != list(found):
         raise broken("L4", "a hash finds a block that doesn't carry it")
-    if max(owners, default=0) > 1:
-        bare = [block for block, count in enumerate(owners) if count > 1 and hashes[block] is None]
-        if bare:
-            raise broken("L3", f"blocks {bare} are shared and not hashed")
-    blank, cached = pool.free_blank, pool.free_cached
-    if (found and any(map(hashes.__getitem__, blank))) or (cached and not all(map(hashes.__getitem__, cached))):
-        raise broken("L3", f"a free block is in the wrong list: {list(blank)}, {list(cached)}")
+    hashed = set(found.values())
+    if not hashed.isdisjoint(blank) or not hashed.issuperset(cached):
+        raise broken("L3", f"a free block is in the wrong list: blank {blank}, cached {cached}, hashed {sorted(hashed)}")
 
 
 _STATUSES = {
@@ -172,9 +193,9 @@ _STATUSES = {
 }
 
 
-def _check_queues(state: State) -> None:
-    by_handle, queued = state.requests.by_handle, 0
-    queues = state.queues
+def _check_queues(state: State) -> int:
+    """Who is in a queue belongs there, and each queue is in order. Returns how many are in one."""
+    by_handle, queues, num_queued = state.requests.by_handle, state.queues, 0
     for name, queue in (("running", queues.running), ("waiting", queues.waiting), ("idle", queues.idle)):
         last, statuses = None, _STATUSES[name]
         for r in queue:
@@ -186,13 +207,11 @@ def _check_queues(state: State) -> None:
             if by_handle.get(r.handle) is not r:
                 raise broken("L6", f"{r.request_id} is in {name} and not in the table")
             last = key
-        queued += len(queue)
-    live = len(state.requests.live())
-    if queued != live:
-        raise broken("L6", f"{queued} requests are queued, {live} live")
+        num_queued += len(queue)
     limit = state.config.max_num_seqs if state.was_opened else 0
     if len(queues.running) > limit:
         raise broken("L8", f"{len(queues.running)} running, limit {limit}")
+    return num_queued
 
 
 def _is_plain(r: Request, state: State) -> bool:
@@ -217,10 +236,7 @@ def _check_suspicion(state: State) -> None:
             raise broken("L14", f"handle {handle} is suspected for {losses} lost workers")
 
 
-def _check_encoder(state: State) -> None:
-    cache, holders = state.encoder, [r for r in state.requests.by_handle.values() if r.media_held]
-    if not (holders or cache.sizes or cache.users or cache.evictable or cache.used):
-        return
+def _check_encoder(cache: EncoderCache, holders: list[Request]) -> None:
     if cache.used != sum(cache.sizes.values()) or cache.used > cache.capacity:
         raise broken("L13", f"{cache.used} of {cache.capacity} embeddings counted, {sum(cache.sizes.values())} held")
     users: dict[str, set[int]] = {digest: set() for digest in cache.sizes}

@@ -20,6 +20,8 @@ def slots_of(kind: type) -> list[str]:
 VALUES = (Batch,)
 """Classes whose objects are never changed: whether two are one object says nothing."""
 
+UNSET = "a slot that nobody has filled"
+
 
 class _Comparison:
     def __init__(self) -> None:
@@ -61,4 +63,4 @@ class _Comparison:
         self.twins[id(ours)] = theirs
         self.kept.append(ours)
         for name in slots_of(type(ours)):
-            yield from self.compare(f"{path}.{name}", getattr(ours, name), getattr(theirs, name))
+            yield from self.compare(f"{path}.{name}", getattr(ours, name, UNSET), getattr(theirs, name, UNSET))
