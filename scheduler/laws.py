@@ -44,8 +44,9 @@ def check_state(state: State) -> None:
     Raises:
         InvariantViolation: a law is broken; the message names it.
     """
+    sums = _sums_in_flight(state)
     num_queued = _check_queues(state)
-    num_live, holders = _check_requests(state)
+    num_live, holders = _check_requests(state, sums)
     if num_queued != num_live:
         raise broken("L6", f"{num_queued} requests are queued, {num_live} live")
     _check_blocks(state)
@@ -60,9 +61,9 @@ def check_state(state: State) -> None:
             raise broken("L10", f"{free} of {state.pool.num_blocks} blocks free")
 
 
-def _check_requests(state: State) -> tuple[int, list[Request]]:
+def _check_requests(state: State, sums: dict[int, list[int]]) -> tuple[int, list[Request]]:
     """Counters are the sums over the window, and each request is as its status says. Returns how many live, and who holds media."""
-    sums, num_live, holders = _sums_in_flight(state), 0, []
+    num_live, holders = 0, []
     config, hashed_block_size = state.opened_config, state.pool.block_size
     if config is None or not config.enable_prefix_caching:
         hashed_block_size = 0
