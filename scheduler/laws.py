@@ -184,7 +184,9 @@ def _check_hashes(pool: BlockPool, blank: list[int], cached: list[int]) -> None:
         raise broken("L4", "a hash finds a block that doesn't carry it")
     hashed = set(found.values())
     if not hashed.isdisjoint(blank) or not hashed.issuperset(cached):
-        raise broken("L3", f"a free block is in the wrong list: blank {blank}, cached {cached}, hashed {sorted(hashed)}")
+        raise broken(
+            "L3", f"a free block is in the wrong list: blank {blank}, cached {cached}, hashed {sorted(hashed)}"
+        )
 
 
 _STATUSES = {
