@@ -33,7 +33,8 @@ class Batch:
         self.epochs = [request.epoch for request in requests]
         self.texts: list[array[int]] = [request.tokens for request in requests]
         self.first_output_positions = [request.first_output_position for request in requests]
-        self.stop_ids: frozenset[int] = frozenset().union(*{request.stop_ids for request in requests})
+        stops = {request.stop_ids for request in requests}
+        self.stop_ids: frozenset[int] = stops.pop() if len(stops) == 1 else frozenset().union(*stops)
 
     def without(self, entries: Collection[int]) -> "Batch":
         """This batch less some of its entries."""

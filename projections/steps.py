@@ -81,14 +81,23 @@ def open_step(window: Window, event: StepScheduled, by_handle: Mapping[int, Requ
     """A step enters the window: who runs already first, then who comes in."""
     assert event.step == window.next_step, (event.step, window.next_step)
     assert len(event.handles) == len(event.num_tokens) == len(event.first_positions) >= 1, event.step
-    num_running = len(event.handles) - len(event.admissions)
-    last = window.in_flight[-1] if window.in_flight else None
-    old, left = (_NOBODY, set()) if last is None else (last.batch, {*last.stale, *last.last_entries})
-    batch = next_batch(old, left, event.handles[:num_running], event.handles[num_running:], by_handle)
-    step = InFlightStep(event, batch)
+    step = InFlightStep(event, _batch_of(window, event, by_handle))
     window.in_flight.append(step)
     window.next_step += 1
     return step
+
+
+def _batch_of(window: Window, event: StepScheduled, by_handle: Mapping[int, Request]) -> Batch:
+    """The last step's, if it has the same entries; else what is left of it, and who comes in."""
+    old, left = _NOBODY, frozenset[int]()
+    if window.in_flight:
+        last = window.in_flight[-1]
+        old = last.batch
+        if not (last.stale or last.last_entries) and old.handles == event.handles:
+            return old
+        left = last.stale.keys() | last.last_entries
+    num_running = len(event.handles) - len(event.admissions)
+    return next_batch(old, left, event.handles[:num_running], event.handles[num_running:], by_handle)
 
 
 def mark_stale(window: Window, request: Request, policy: StalePolicy) -> tuple[int, int | None]:

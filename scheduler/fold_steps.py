@@ -14,29 +14,37 @@ from refold.scheduler.state import State
 def step_scheduled(state: State, event: StepScheduled) -> None:
     """Who ran already first, then who comes in, one by one: each may share what those before it are about to write."""
     step = steps.open_step(state.window, event, state.requests.by_handle)
-    entries = step.requests
-    num_running = len(entries) - len(event.admissions)
-    assert [a.entry for a in event.admissions] == list(range(num_running, len(entries))), event.step
+    entries, admissions = step.requests, event.admissions
+    num_running = len(entries) - len(admissions)
+    running = entries[:num_running] if admissions else entries
     allocations = {each.entry: each.block_ids for each in event.allocations}
     growing = [(entries[entry], block_ids) for entry, block_ids in allocations.items() if entry < num_running]
     evicted = _allocate_each(state, growing) if growing else []
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
-    margin = 2 if state.config.speculation == "off" else 0
-    step.due_entries = _due_entries(entries[:num_running], margin)
+    step.due_entries = _due_entries(running, 2 if state.config.speculation == "off" else 0)
     _publish_known(state, step, event, [entry for entry in step.due_entries if not entries[entry].plain_until])
-    for admission in event.admissions:
-        entry = admission.entry
-        _admit(state, entries[entry], admission)
-        if entry in allocations:
-            evicted += _allocate_each(state, [(entries[entry], allocations[entry])])
-        _publish_known(state, step, event, [entry])
+    if admissions:
+        evicted += _admit_each(state, step, event, allocations)
     assert evicted == event.evicted_block_ids or state.unknown, (evicted, event.evicted_block_ids)
-    step.due_entries += range(num_running, len(entries))
     _enter_window(state, step, event, num_running)
     _look_anew(state, step, num_running)
     for item in event.encoder_inputs:
         hold_media(state, step, entries[item.entry], item)
+
+
+def _admit_each(state: State, step: InFlightStep, event: StepScheduled, allocations: dict[int, list[int]]) -> list[int]:
+    """The newcomers, in order. Returns the blocks that lost a content by it."""
+    evicted: list[int] = []
+    for entry, admission in enumerate(event.admissions, len(step.requests) - len(event.admissions)):
+        assert admission.entry == entry, (event.step, admission.entry, entry)
+        request = step.requests[entry]
+        _admit(state, request, admission)
+        if entry in allocations:
+            evicted += _allocate_each(state, [(request, allocations[entry])])
+        _publish_known(state, step, event, [entry])
+        step.due_entries.append(entry)
+    return evicted
 
 
 def _look_anew(state: State, step: InFlightStep, num_running: int) -> None:
@@ -68,6 +76,9 @@ def _enter_window(state: State, step: InFlightStep, event: StepScheduled, num_ru
         step.sampled_positions = list(map(add, positions, num_tokens))
         if num_tokens[:num_running].count(1) == num_running:
             start = num_running
+            if start == len(entries):
+                counters.schedule_decodes(step.step, entries, positions, step.sampled_positions)
+                return
             counters.schedule_decodes(step.step, entries[:start], positions[:start], step.sampled_positions[:start])
     if start < len(entries):
         samples = [entry not in chunks for entry in range(start, len(entries))]
