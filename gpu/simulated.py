@@ -8,7 +8,7 @@ never written, or forgets a rejected token is caught by what the worker reads, a
 """
 
 import time
-from itertools import chain
+from itertools import chain, islice
 
 from refold.gpu.batch import AdmittedRequest, StepOutput, WorkOrder
 from refold.journal.events import EngineConfig, Sampling
@@ -207,9 +207,6 @@ class SimulatedWorker:
         return EntrySurprisals(entry=entry, num_top=min(num_top, size), surprisals=list(numbers))
 
     def _read_back(self, slot: _Slot) -> None:
-        block_size = self._config.block_size
-        for index, block in enumerate(slot.block_ids):
-            first = index * block_size
-            known = list(enumerate(slot.tokens[first : first + block_size], first))
-            content = self._content[block][: len(known)]
-            assert content == known, f"block {block} holds {content}, not {known}"
+        places = chain.from_iterable(map(self._content.__getitem__, slot.block_ids))
+        content, known = list(islice(places, len(slot.tokens))), list(enumerate(slot.tokens))
+        assert content == known, f"blocks {slot.block_ids} hold {content}, not {known}"

@@ -281,4 +281,7 @@ PlainEvents: Any = GenericAlias(list, (reduce(or_, [e for e in EVENT_TYPES if e 
 
 def is_plain(events: Sequence[Event]) -> bool:
     """Whether `PlainEvents` were stored with all that they say: only drafts could have been taken out of them."""
-    return not any(type(event) is StepScheduled and event.drafts for event in events)
+    for event in events:
+        if type(event) is StepScheduled and event.drafts:
+            return False
+    return True

@@ -66,10 +66,6 @@ def decide(state: State, command: Command) -> list[Event]:
     return DECISIONS[type(command)](state, command)
 
 
-def _schedule_step(state: State, command: ScheduleStep) -> list[Event]:  # noqa: ARG001
-    return plan_step(state)
-
-
 def _abort_request(state: State, command: AbortRequest) -> list[Event]:
     request = state.requests.find_live(command.request_id)
     if request is None:
@@ -146,7 +142,7 @@ DECISIONS: dict[type[Command], Callable[[State, Any], list[Event]]] = {
     SubmitRequest: submit_request,
     AbortRequest: _abort_request,
     FailRequest: _fail_request,
-    ScheduleStep: _schedule_step,
+    ScheduleStep: plan_step,
     CompleteStep: complete_step,
     ResetCache: _reset_cache,
     ReadyGrammar: _ready_grammar,

@@ -17,6 +17,7 @@ from refold.journal.events import Admission, BlockAllocation, Event
 from refold.projections.batch import without
 from refold.projections.requests import Request
 from refold.scheduler import prefix_cache, shaping
+from refold.scheduler.commands import ScheduleStep
 from refold.scheduler.free_blocks import Hit
 from refold.scheduler.room import fits, make_room, needed_blocks
 from refold.scheduler.scratch import Plan, Shape
@@ -24,11 +25,13 @@ from refold.scheduler.state import State
 from refold.scheduler.trials import on_trial
 
 
-def plan_step(state: State) -> list[Event]:
+def plan_step(state: State, command: ScheduleStep) -> list[Event]:  # noqa: ARG001 - there is nothing to say
     """The next step, with the preemptions that it takes; empty if there is nothing to do or no room in the window."""
     if not (state.is_open and state.worker_alive) or len(state.window.in_flight) >= state.config.max_in_flight_steps:
         return []
-    if state.paused == "all" or not (state.queues.running or state.queues.waiting):
+    if state.paused == "all":
+        return []
+    if not (state.queues.running or state.queues.waiting):
         return []
     plan = Plan(state)
     trial = on_trial(state)

@@ -89,7 +89,7 @@ class Plan:
         self.num_drafts = drafts_for_batch(config, self.num_running) if config.speculation != "off" else 0
         self.is_special = config.speculation == "ngram" or config.decode_stagger > 1
         self.free = FreeBlocks(state.pool)
-        self.encoder = EncoderRoom(state.encoder, config.encoder_budget_tokens)
+        self.encoder: EncoderRoom | None = None  # made for the first who needs it
         self.starved = False
         self.preemptions: list[RequestPreempted] = []
         self.reclaimed: set[int] = set()
@@ -107,6 +107,12 @@ class Plan:
         self.known_blocks: list[int] = []
         self.num_known_owned = 0  # so many of the first of them have an owner
 
+    def encoder_room(self) -> EncoderRoom:
+        """What this plan leaves of the encoder's budget and cache."""
+        if self.encoder is None:
+            self.encoder = EncoderRoom(self.state.encoder, self.state.config.encoder_budget_tokens)
+        return self.encoder
+
     def note_shape(self, shape: Shape) -> None:
         """Say what the entry that is added next is."""
         entry = len(self.handles)
@@ -118,7 +124,7 @@ class Plan:
         if shape.draft_token_ids:
             self.drafts.append(Drafts(entry=entry, token_ids=list(shape.draft_token_ids)))
         if shape.encoder is not None:
-            self.encoder_inputs += self.encoder.commit(entry, shape.encoder)
+            self.encoder_inputs += self.encoder_room().commit(entry, shape.encoder)
 
     def preempt(self, victim: Request, needy: Request, needed: int) -> None:
         """Take a running request's blocks and place."""
@@ -179,7 +185,7 @@ class Plan:
             num_drafts=self.draft_counts if any(self.draft_counts) else [],
             drafts=self.drafts,
             encoder_inputs=self.encoder_inputs,
-            encoder_evictions=self.encoder.evictions,
+            encoder_evictions=self.encoder.evictions if self.encoder else [],
         )
         return [*self.preemptions, step]
 

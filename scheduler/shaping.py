@@ -52,7 +52,7 @@ def _prefill(plan: Plan, request: Request, first: int, wanted: int) -> Shape:
     n = capped(wanted, plan.state.config, plan.token_budget)
     if not request.media:
         return Shape(n, is_chunk=n < wanted)
-    proposal = plan.encoder.propose(request, first, n)
+    proposal = plan.encoder_room().propose(request, first, n)
     return Shape(proposal.num_tokens, is_chunk=proposal.num_tokens < wanted, encoder=proposal)
 
 
