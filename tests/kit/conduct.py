@@ -15,11 +15,13 @@ from refold.journal.events import (
     OutputDelivered,
     RequestFinished,
     RequestPreempted,
+    RequestQuarantined,
     RequestSubmitted,
     SessionExtended,
     SessionTurnEnded,
     StaleOutputConsumed,
     StepScheduled,
+    WorkerLost,
 )
 from refold.projections.requests import RUNNING, WAITING, Request
 from refold.scheduler.commands import Command, CompleteStep, ExpireSessions, LiftQuarantine, ScheduleStep
@@ -62,9 +64,11 @@ class Conduct:
 
     def before(self, state: State, event: Event) -> None:
         """Judge an event by the state that it is about to change."""
-        if type(event) is RequestPreempted:
+        kind = type(event)
+        if kind is RequestPreempted:
             judge_preemption(state, event)
-        self.suspects.before(state, event)
+        elif kind is WorkerLost or kind is RequestQuarantined:
+            self.suspects.before(state, event)
 
     def after(self, state: State, event: Event) -> None:
         """Judge an event by the state that it led to."""

@@ -15,6 +15,9 @@ from refold.journal.events import (
 )
 
 
+_TELLING = (OutputDelivered, StaleOutputConsumed, RequestSubmitted, SessionExtended, SessionTurnEnded, RequestFinished, EngineOpened)
+
+
 class WrongOutput(AssertionError):
     """A client was given what is not its own. The message starts with the rule's name."""
 
@@ -47,6 +50,8 @@ class Transcript:
 
     def observe(self, event: Event) -> None:
         """Check what one event gives to whom, and why it ends."""
+        if type(event) not in _TELLING:
+            return
         match event:
             case OutputDelivered():
                 counts = event.counts or [1] * len(event.handles)
