@@ -281,7 +281,4 @@ PlainEvents: Any = GenericAlias(list, (reduce(or_, [e for e in EVENT_TYPES if e 
 
 def is_plain(events: Sequence[Event]) -> bool:
     """Whether `PlainEvents` were stored with all that they say: only drafts could have been taken out of them."""
-    for event in events:
-        if type(event) is StepScheduled and event.drafts:
-            return False
-    return True
+    return not [event for event in events if type(event) is StepScheduled and event.drafts]

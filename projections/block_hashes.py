@@ -7,7 +7,6 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from refold.journal.events import Media
@@ -44,7 +43,6 @@ def block_hash(parent: bytes, packed_tokens: bytes, media: bytes = b"") -> bytes
     return hashlib.sha256(parent + packed_tokens + media).digest()[:16]
 
 
-@lru_cache(maxsize=1024)
 def root_hash(cache_salt: str, adapter: str = "") -> bytes:
     """The parent of every first block under a salt and an adapter."""
     return hashlib.sha256(f"refold block 1\x00{adapter}\x00{cache_salt}".encode()).digest()[:16]

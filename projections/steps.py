@@ -89,7 +89,7 @@ def open_step(window: Window, event: StepScheduled, by_handle: Mapping[int, Requ
 
 def _batch_of(window: Window, event: StepScheduled, by_handle: Mapping[int, Request]) -> Batch:
     """The last step's, if it has the same entries; else what is left of it, and who comes in."""
-    old, left = _NOBODY, frozenset[int]()
+    old, left = _NOBODY, set[int]()
     if window.in_flight:
         last = window.in_flight[-1]
         old = last.batch

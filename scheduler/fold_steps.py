@@ -22,7 +22,8 @@ def step_scheduled(state: State, event: StepScheduled) -> None:
     evicted = _allocate_each(state, growing) if growing else []
     for digest in event.encoder_evictions:
         encoder.evict(state.encoder, digest)
-    step.due_entries = _due_entries(running, 2 if state.config.speculation == "off" else 0)
+    margin = 2 if state.config.speculation == "off" else 0
+    step.due_entries = _due_entries(running, margin)
     _publish_known(state, step, event, [entry for entry in step.due_entries if not entries[entry].plain_until])
     if admissions:
         evicted += _admit_each(state, step, event, allocations)

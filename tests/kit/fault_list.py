@@ -251,8 +251,8 @@ BLOCKS = (
         "A block is published as soon as one of its places is scheduled, not when all are.",
         (
             _STEPS + "_publish_known",
-            "full = (event.first_positions[entry] + event.num_tokens[entry]) // block_size",
-            "full = -(-(event.first_positions[entry] + event.num_tokens[entry]) // block_size)",
+            "full = (firsts[entry] + num_tokens[entry]) // block_size",
+            "full = -(-(firsts[entry] + num_tokens[entry]) // block_size)",
         ),
     ),
     _fault(

@@ -117,8 +117,6 @@ class Player(Drive):
     def obey(self, order: Order | Command) -> None:
         """Obey one order."""
         self.orders_given.append(order)
-        if type(order) is SubmitRequest:
-            self.has_poison = self.has_poison or is_poison(order)
         obey = _OBEY.get(type(order))
         if obey is not None:
             obey(self, order)
@@ -133,6 +131,8 @@ class Player(Drive):
         state, book, conduct = self.state, self.book, self.conduct
         events = decide(state, command)
         conduct.plan(state, command, events)
+        if type(command) is SubmitRequest:
+            self.has_poison = self.has_poison or is_poison(command)
         if events:
             self.records.append(events)
             self.bytes.append(encode(events))
@@ -273,7 +273,7 @@ class Player(Drive):
             self.do(ReadyGrammar(request_id=request.request_id))
             self.do(CloseSession(request_id=request.request_id))
         for _ in range(MAX_QUIET_TURNS):
-            while len(self.state.window.in_flight) < self.config.max_in_flight_steps and self.do(ScheduleStep()):
+            while self.do(ScheduleStep()):
                 pass
             if self.answers:
                 self._answer(Answer())

@@ -14,8 +14,15 @@ from refold.journal.events import (
     StaleOutputConsumed,
 )
 
-
-_TELLING = (OutputDelivered, StaleOutputConsumed, RequestSubmitted, SessionExtended, SessionTurnEnded, RequestFinished, EngineOpened)
+_TELLING = (
+    OutputDelivered,
+    StaleOutputConsumed,
+    RequestSubmitted,
+    SessionExtended,
+    SessionTurnEnded,
+    RequestFinished,
+    EngineOpened,
+)
 
 
 class WrongOutput(AssertionError):

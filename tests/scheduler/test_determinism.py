@@ -145,18 +145,17 @@ def test_a_decision_is_that_of_the_bytes_too() -> None:
 
 DERIVED = {
     "first_output_position",
-    "first_output_positions",
     "plain_until",
     "stop_ids",
     "requests",
     "filled",
     "run",
     "batch",
-    "texts",
 }
 DERIVED |= {"sampled_positions", "due_entries", "last_entries"}
 """What follows from other fields (a request's stop tokens from its sampling, a step's requests from its handles, runs from the
-order of sharing), or is over before its record ends (what a step filled). A batch is looked into."""
+order of sharing), or is over before its record ends (what a step filled). A batch's columns are its step's, or follow from its
+requests."""
 
 
 def another(value: object) -> object:
@@ -193,7 +192,9 @@ def test_a_digest_sees_every_field_of_a_request_and_of_a_step_in_flight() -> Non
     drive.complete()
     drive.schedule()
     step = drive.state.window.in_flight[0]
-    held = (next(iter(drive.state.requests.by_handle.values())), step, step.batch)
+    assert step.epochs is step.batch.epochs
+    assert step.handles is step.batch.handles
+    held = (next(iter(drive.state.requests.by_handle.values())), step)
     expected, seen = digest(drive.state), 0
     for part in held:
         for name in slots_of(type(part)):
