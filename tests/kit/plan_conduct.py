@@ -105,13 +105,11 @@ def _judge_entries(state: State, step: StepScheduled) -> None:
 
 def _held_by_cadence(state: State, request: Request) -> bool:
     """Whether an own sample in flight keeps a request from the next step."""
-    if not request.num_sampling_in_flight:
+    stagger = state.config.decode_stagger
+    if (stagger == 1 and not request.grammar) or not request.num_sampling_in_flight:
         return False
     if request.grammar:
         return True
-    stagger = state.config.decode_stagger
-    if stagger == 1:
-        return False
     last = -stagger
     for step in state.window.in_flight:
         if request.handle in step.handles and not step.delivered:
