@@ -104,10 +104,10 @@ def command(
 
     sampling = taken_sampling(engine_options)
     read = read_prompts(prompts, file, sampling)
-    configure_logging()
+    printer = Printer(as_json=as_json)
+    configure_logging(around_line=printer.line_of_its_own)
     options = {name: value for name, value in engine_options.items() if value is not None}
     engine = Engine(model, journal, **options).find_model()
-    printer = Printer(as_json=as_json)
     as_chat = _has_chat_template(engine) if chat is None else chat
     for each in read.asked:
         each.prompt = _as_chat(each.prompt) if as_chat else each.prompt
@@ -253,7 +253,7 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
             status = USAGE
     engine.await_worker()
     printer.expect(ids, {name: _title(each) for each in taken for name in each.ids()})
-    with bar("generating", len(ids), "requests") as progress:
+    with bar("generating", len(ids), "requests", is_wanted=not printer.shows_progress) as progress:
 
         def on_delta(delta: "Delta") -> None:
             printer.add(delta)
