@@ -262,7 +262,7 @@ def test_a_foreign_file_is_not_sent_to_a_verb_that_refuses_it_too(tmp_path: Path
     ("streams", "status", "said"),
     [
         ("2>&-", 0, ""),
-        (">&-", 0, ""),
+        (">&-", 74, "the output can't be written: stdout is closed"),
         ("<&-", 0, ""),
         pytest.param(
             ">/dev/full",
@@ -281,6 +281,51 @@ def test_a_stream_that_is_closed_or_full_is_no_bug(tmp_path: Path, streams: str,
     assert said in done.stderr
     if streams == "2>&-":
         assert "is whole" in done.stdout
+
+
+READING = (
+    "stat",
+    "log",
+    "show",
+    "verify",
+    "audit requests",
+    "request run1-1",
+    "blame run1-1",
+    "stalls",
+    "head",
+    "quarantine",
+)
+
+
+def in_bash(command: str) -> "subprocess.CompletedProcess[str]":
+    line = command.replace("refold ", f"{shlex.quote(sys.executable)} -m refold ")
+    buffered = BARE | {"PYTHONUNBUFFERED": ""}  # as it is for most: what can't be written is found late
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=60, env=buffered)
+
+
+@pytest.mark.parametrize("verb", [*READING, "--version", "--help"])
+def test_whoever_cannot_have_the_answer_is_told_by_the_status(tmp_path: Path, verb: str) -> None:
+    journal = tmp_path / "j.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    command = f"refold {verb}" if verb.startswith("-") else f"refold {verb} {shlex.quote(str(journal))}"
+    closed = in_bash(f"{command} >&-")
+    assert (closed.returncode, closed.stdout) == (74, "")
+    assert closed.stderr.startswith("refold: the output can't be written: stdout is closed\n  hint: ")
+    gone = in_bash(f"{command} | exec true; exit ${{PIPESTATUS[0]}}")
+    assert (gone.returncode, gone.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("where", [">&-", ">/dev/full"])
+def test_an_answer_that_ends_at_a_damage_and_cannot_be_written_says_both(tmp_path: Path, where: str) -> None:
+    journal = tmp_path / "j.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    with closing(sqlite3.connect(journal)) as connection, connection:
+        connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 3")
+    done = in_bash(f"refold log {shlex.quote(str(journal))} {where}")
+    assert done.returncode == 74, done.stderr
+    assert "record 3 does not follow from the one before" in done.stderr
+    assert "the output can't be written" in done.stderr
+    assert "Exception" not in done.stderr
 
 
 @pytest.mark.parametrize("verb", [("audit", "requests"), ("sql", "select 1")], ids=" ".join)
