@@ -34,7 +34,8 @@ class Asked(msgspec.Struct):
     """One prompt as it was asked for.
 
     `place` says where it stands, for messages; `number` counts the prompts of a run, refused ones included, from 1. `journaled` are
-    the names of its completions that the journal has already.
+    the names of its completions that the journal has already. `is_repeated`: an earlier prompt of the run has its id and asks for
+    the same, so that both are one request.
     """
 
     place: str
@@ -45,6 +46,7 @@ class Asked(msgspec.Struct):
     cache_salt: str = ""
     number: int = 0
     journaled: frozenset[str] = frozenset()
+    is_repeated: bool = False
 
     def ids(self) -> list[str]:
         """The names of its completions, once it has one itself."""

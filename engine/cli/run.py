@@ -23,6 +23,7 @@ from refold.engine.cli.run_notes import (
     require_something,
     tell_kind,
     tell_quarantine,
+    tell_repeated,
     warn_of_copies,
 )
 from refold.engine.cli.sampling_in import sampling_options, taken_sampling
@@ -183,6 +184,7 @@ def _name(asked: "list[Asked]", engine: "Engine", journal: str) -> int:
         note(
             f"taken up: {found:,} of {count(len(asked), 'prompt')} in the journal already; what it has isn't computed again"
         )
+    tell_repeated(asked)
     return head.position
 
 
@@ -245,9 +247,13 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
     taken_up = {name for each in asked for name in each.journaled}
     status, ids = 0, [request_id for request_id in left if request_id not in taken_up]
     taken: list[Asked] = []
+    names: set[str | None] = set()
     for each in asked:
+        if each.is_repeated and each.request_id in names:
+            continue
         if _submit(engine, each, ids, printer):
             taken.append(each)
+            names.add(each.request_id)
             submission.num_receipts += 1
         else:
             status = USAGE
