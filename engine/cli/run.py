@@ -223,7 +223,7 @@ def _passes(attempt: Callable[[], object], asked: "Asked", printer: "Printer") -
         attempt()
     except Rejected as error:
         line, hint, _ = explain(error, "refold run")
-        printer.reject(asked.place, line, hint)
+        printer.reject(asked.place, line, asked.remedy(line) or hint)
         return False
     return True
 

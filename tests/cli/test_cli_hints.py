@@ -520,3 +520,26 @@ def test_what_is_no_position_is_told_how_to_say_it(small: Path, option: str, by_
     assert f"{value!r} is no position of a record: give a whole number, such as {option} 120" in line
     assert f"by time it is {by_time} 2026-09-21T14:14:30Z, by step --step 7" in line
     assert " log --help`" in hint
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"prompt": "x", "sampling": {"max_tokens": 1e9}}', "max_tokens is 1000000000.0: give an integer, 1 to"),
+        ('{"prompt": "x", "sampling": {"max_tokens": 99999}}', "max_tokens is 99999"),
+        ('{"prompt": []}', "the prompt is empty"),
+        ('{"prompt": "x", "request_id": ""}', "request_id is ''"),
+    ],
+)
+def test_a_line_that_cannot_be_served_is_the_line_to_correct(tmp_path: Path, line: str, says: str) -> None:
+    run = ("run", "--model", "simulated", "--journal", tmp_path / "j.db", "--max-tokens", "2", "-")
+    complaint, hint = refold(*run, stdin=f"fine\n{line}\n").stderr.splitlines()[:2]
+    assert says in complaint
+    assert hint == "  hint: nothing was started for it; correct stdin line 2 and give that line again"
+
+
+def test_an_option_that_no_line_can_be_served_with_is_no_lines_fault(tmp_path: Path) -> None:
+    run = ("run", "--model", "simulated", "--journal", tmp_path / "j.db", "--max-tokens", "99999", "-")
+    complaint, hint = refold(*run, stdin="fine\n").stderr.splitlines()
+    assert "max_tokens is 99999" in complaint
+    assert hint == "  hint: `refold run --help` shows the options and examples"

@@ -35,6 +35,8 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -1}, "top_k is -1"),
     ({"top_k": 2.5}, "top_k is 2.5"),
     ({"max_tokens": 0}, "max_tokens is 0: give 1 to 2147483647"),
+    ({"max_tokens": 1e9}, "max_tokens is 1000000000.0: give an integer, 1 to 2147483647"),
+    ({"top_p": "0.5"}, "top_p is '0.5': give a number, more than 0, at most 1"),
     ({"max_tokens": -5}, "max_tokens is -5"),
     ({"max_tokens": HUGE}, "max_tokens is a number of 16610 bits"),
     ({"max_tokens": 1e3}, "max_tokens is 1000.0"),
