@@ -502,6 +502,11 @@ def test_an_empty_folder_in_the_place_of_a_journal_is_told_what_it_becomes(tmp_p
     assert "empty folder" not in refold(*arguments).stderr
 
 
+def test_whoever_asks_for_the_last_0_events_gets_them_and_is_not_told_that_there_are_none(small: Path) -> None:
+    done = refold("log", "-n", 0, small)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_place_beyond_the_end_is_answered_with_the_number_of_records(small: Path) -> None:
     (last,) = rows(refold("log", "-n", 1, "--json", small).stdout)
     for bound in (("--since", 9999), ("--after", "2999-01-01T00:00:00Z")):
