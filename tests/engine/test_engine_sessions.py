@@ -159,6 +159,23 @@ def test_only_the_sessions_whose_time_is_over_are_closed_and_no_sooner() -> None
     assert limit.seconds_left(drive.state, 1000) is None
 
 
+def test_whoever_extends_a_session_that_is_over_is_told_what_a_program_can_do() -> None:
+    async def scenario() -> None:
+        async with Engine(SLOW) as engine:
+            ended = await engine.open_session([1], SamplingParams(max_tokens=1), request_id="ended")
+            await collect(ended.turn())
+            await ended.close()
+            with pytest.raises(Rejected, match=r"session 'ended' has ended: .*: open another with open_session"):
+                await ended.extend([2])
+            closed = await engine.open_session([1], SamplingParams(max_tokens=3000), request_id="closed")
+            await closed.close()
+            with pytest.raises(Rejected, match=r"session 'closed' is closed, .*: open another with open_session"):
+                await closed.extend([2])
+            engine.abort("closed")
+
+    asyncio.run(scenario())
+
+
 def test_only_a_session_can_be_attached_as_one() -> None:
     async def scenario() -> None:
         async with Engine(MODEL) as engine:
