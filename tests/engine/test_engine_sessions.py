@@ -88,7 +88,7 @@ def test_input_that_comes_early_waits_for_its_turn() -> None:
             expected = two_turns(list(b"hi"), list(b"you"))
             context = [*b"hi", *expected[0][:-1], *b"you", *expected[1][:-1]]
             assert turns == [*expected, must_produce(context, SECOND)], "the last one goes on as the one before it"
-            with pytest.raises(Rejected, match="not live"):
+            with pytest.raises(Rejected, match="has ended"):
                 await session.extend("more")
 
     asyncio.run(scenario())
@@ -206,7 +206,7 @@ def test_a_session_that_is_left_idle_is_closed_and_one_that_is_used_is_not(journ
                 await asyncio.sleep(0.1)
                 await used.extend()
             assert engine.unfinished(sessions=True) == ["used"]
-            with pytest.raises(Rejected, match="not live"):
+            with pytest.raises(Rejected, match="has ended"):
                 await left.extend()
             await collect(used.turn())
             await becomes(lambda: engine.unfinished(sessions=True) == [])
