@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from refold.journal.errors import Rejected
 
+# A range alone doesn't say what is wrong with a value that lies in it, such as 1e9.
+_KINDS = {"int_type": "an integer, ", "float_type": "a number, "}
+
 
 class Checked(BaseModel):
     """A frozen set of options. Its constructor raises `Rejected`, not pydantic's report."""
@@ -50,7 +53,9 @@ def rejected(options: type[Checked], error: ValidationError) -> Rejected:
         return Rejected(f"{name} is missing: give {options.model_fields[name].description}")
     if first["type"] == "value_error":
         return Rejected(f"{name} is {short(first['input'])}: {str(first['msg']).removeprefix('Value error, ')}")
-    return Rejected(f"{_path(first['loc'])} is {short(first['input'])}: give {options.model_fields[name].description}")
+    kind = _KINDS.get(first["type"], "") if len(first["loc"]) == 1 else ""
+    wanted = f"{kind}{options.model_fields[name].description}"
+    return Rejected(f"{_path(first['loc'])} is {short(first['input'])}: give {wanted}")
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -352,7 +352,10 @@ class EngineCore:
             len(self.state.suspicion.quarantined),
         )
         position = self._turns.take(LoseWorker(reason=one_line(cause), by_step=True))
-        self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
+        if position is None:  # it held nothing yet: there is nothing to record but that another is tried
+            self._log.warning("worker_not_started", reason=one_line(cause))
+        else:
+            self._log.warning("worker_lost", reason=one_line(cause), steps=steps, position=position)
         is_found = len(self.state.suspicion.quarantined) > num_quarantined
         self._seat.replace(self.state, cause, died_at_work=bool(steps), is_found=is_found)
 

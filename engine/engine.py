@@ -18,7 +18,7 @@ the journal: a request that a crash, a kill or `close` left unfinished goes on w
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import TypedDict, Unpack, get_args
+from typing import Unpack, get_args
 
 from refold.engine.asking import abort_when_accepted, accepted, found, is_live, known
 from refold.engine.checked import short
@@ -38,6 +38,7 @@ from refold.engine.opening import Recovery
 from refold.engine.prompts import Prompt
 from refold.engine.quarantine import lift_live, quarantined_live
 from refold.engine.redacting import Redaction, redact_live
+from refold.engine.request_options import RequestOptions, given_to
 from refold.engine.sampling_params import SamplingParams
 from refold.engine.session import Session
 from refold.engine.stats import Stats, snapshot
@@ -58,15 +59,6 @@ from refold.scheduler.commands import PauseEngine, ResetCache, ResumeEngine, Sub
 from refold.scheduler.stall import StallReport, stall_report
 
 __all__ = ["Completion", "Delta", "Engine", "EngineStopped", "Recovery", "Session", "StallReport", "Stats"]
-
-
-class RequestOptions(TypedDict, total=False):
-    """What may go with any request; see `Engine.generate`."""
-
-    request_id: str | None
-    priority: int
-    cache_salt: str
-    tenant: str
 
 
 class Engine(Lifecycle):
@@ -134,7 +126,7 @@ class Engine(Lifecycle):
         Raises:
             Rejected: the request, or the model, can't be served.
         """
-        would_submit(self, prompt, sampling, **options)
+        would_submit(self, prompt, sampling, **given_to("check", options))
 
     def knows(self, request_id: str) -> bool:
         """Whether the journal has a request of this name, finished or not, so that one can `resume` it; else the name is free."""
@@ -149,7 +141,7 @@ class Engine(Lifecycle):
     ) -> str:
         """Submit a request and let go of it; returns its id once it is in the journal. Arguments as for `generate`."""
         life = self._live()
-        asks = life.desk.choices(prompt, sampling, **options)
+        asks = life.desk.choices(prompt, sampling, **given_to("submit", options))
         await all_accepted(life, asks)
         return name_of(asks)
 
@@ -161,7 +153,7 @@ class Engine(Lifecycle):
     ) -> str:
         """`submit`, for threads without an event loop."""
         life = self._live()
-        asks = life.desk.choices(prompt, sampling, **options)
+        asks = life.desk.choices(prompt, sampling, **given_to("enqueue", options))
         all_enqueued(life, asks)
         return name_of(asks)
 
@@ -203,7 +195,7 @@ class Engine(Lifecycle):
         Returns once it is in the journal. A session lives until it is closed, aborted or idle for `session_idle_s`.
         """
         life = self._live()
-        ask = life.desk.submission(prompt, sampling, resumable=True, **options)
+        ask = life.desk.submission(prompt, sampling, resumable=True, **given_to("open_session", options))
         try:
             return Session(life, await accepted(life.core, ask), 0)
         except BaseException:

@@ -17,6 +17,7 @@ from refold.journal.events import EngineConfig
 from refold.journal.store import JournalStore
 
 _NOT_OPEN = "the engine is not open: use `with Engine(...)`, or open it"
+_CLOSED_UNOPENED = "the engine was closed before it was opened, and stays closed: make a new one"
 
 
 class Lifecycle:
@@ -88,8 +89,10 @@ class Lifecycle:
             WorkerLost: the worker didn't start.
         """
         with self._lock:
-            if self._life is not None or self._is_closed:
+            if self._life is not None:
                 raise Rejected("an engine opens once: make a new one")
+            if self._is_closed:  # by whoever gave up an opening that had not begun yet: it must not begin now
+                raise Rejected(_CLOSED_UNOPENED)
             life = begin(self.args, self._ready_to_begin(), self._given_store)
             if await_worker:
                 try:
@@ -108,7 +111,7 @@ class Lifecycle:
             WorkerLost: the worker didn't start. What was submitted goes on when the journal is opened again.
         """
         if self._life is None:
-            raise EngineStopped(_NOT_OPEN)
+            raise self._never_opened()
         self._life.core.ready.result()
 
     @property
@@ -184,10 +187,13 @@ class Lifecycle:
 
     def _live(self) -> Life:
         if self._life is None:
-            raise EngineStopped(_NOT_OPEN)
+            raise self._never_opened()
         if self._is_closed or self._life.core.cause is not None:
             raise self._life.core.why_stopped()
         return self._life
+
+    def _never_opened(self) -> EngineStopped:
+        return EngineStopped(_CLOSED_UNOPENED if self._is_closed else _NOT_OPEN)
 
     @property
     def recovery(self) -> Recovery | None:

@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, cast
 
@@ -24,37 +25,46 @@ from structlog.typing import FilteringBoundLogger, Processor
 
 DEFAULT_LEVEL = "warning"
 LEVELS = ("debug", "info", "warning", "error", "critical")
+AroundLine = Callable[[], AbstractContextManager[object]]
 
 
 class StderrLogger:
     """Writes finished lines to whatever stderr is now. A line that can't be written is lost: logging ends no engine."""
 
-    __slots__ = ()
+    __slots__ = ("_around_line",)
+
+    def __init__(self, around_line: AroundLine = nullcontext) -> None:
+        self._around_line = around_line
 
     def msg(self, line: str) -> None:
         """Write one line, in one call, so that lines of several threads don't mix."""
         if sys.stderr is None:
             return
         try:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+            with self._around_line():
+                sys.stderr.write(line + "\n")
+                sys.stderr.flush()
         except (OSError, ValueError):  # full disk, broken pipe, closed file
             return
 
     debug = info = warning = error = critical = exception = msg
 
 
-def configure_logging(json: bool | None = None, level: str = DEFAULT_LEVEL) -> None:
+def configure_logging(
+    json: bool | None = None, level: str = DEFAULT_LEVEL, around_line: AroundLine = nullcontext
+) -> None:
     """Configure structlog for this process, unless it is configured already.
 
     Args:
         json: JSON lines, or text. None: text if stderr is a terminal, otherwise JSON.
         level: the lowest level that is written: one of `LEVELS`.
+        around_line: entered while a line is written, in whichever thread writes it. A program that leaves its own lines unfinished
+            makes room here.
 
     Raises:
         ValueError: there is no such level.
     """
-    arguments = _pipeline(json, level)
+    arguments = _pipeline(json, level, around_line)
     if not structlog.is_configured():
         structlog.configure(**arguments)
 
@@ -84,11 +94,11 @@ def _private_logger() -> Any:
     return structlog.wrap_logger(StderrLogger(), **arguments)
 
 
-def _pipeline(json: bool | None, level: str) -> dict[str, Any]:
+def _pipeline(json: bool | None, level: str, around_line: AroundLine = nullcontext) -> dict[str, Any]:
     if level not in LEVELS:
         raise ValueError(f"no log level {level!r}: choose one of {', '.join(LEVELS)}")
     as_json = not _on_terminal() if json is None else json
-    make_logger: Callable[..., StderrLogger] = lambda *_names: StderrLogger()  # noqa: E731 - the factory's signature
+    make_logger: Callable[..., StderrLogger] = lambda *_names: StderrLogger(around_line)  # noqa: E731 - the factory's signature
     return {
         "processors": _common() + (_json_end() if as_json else _text_end()),
         "wrapper_class": structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

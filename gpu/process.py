@@ -94,7 +94,8 @@ class ProcessWorker:
         loading = loading or Loading()
         loading.begin(self._process)
         try:
-            self._send(Hello(version=PROTOCOL_VERSION, config=config, threads=threads, dtype=dtype))
+            hello = Hello(version=PROTOCOL_VERSION, config=config, threads=threads, dtype=dtype)
+            self._send(hello, "it ended before it knew what to load")
             ready = self._wait_for(Ready, "loading the model", load_timeout_s, first_s=max(start_timeout_s, silence_s))
         except BaseException:
             self.close()
@@ -151,20 +152,20 @@ class ProcessWorker:
             self._process.kill()
             self._process.wait()
 
-    def _send(self, frame: Frame) -> None:
-        with self._sending():
+    def _send(self, frame: Frame, if_not: str = "it took no order") -> None:
+        with self._sending(if_not):
             self._channel.send(frame, self._silence_s)
 
     def _flush(self) -> None:
-        with self._sending():
+        with self._sending("it took no order"):
             self._channel.flush(self._silence_s)
 
     @contextlib.contextmanager
-    def _sending(self) -> Iterator[None]:
+    def _sending(self, if_not: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise self._lost(f"it took no order ({error.strerror or error})") from error
+            raise self._lost(f"{if_not} ({error.strerror or error})") from error
 
     def _wait_for(self, kind: type[T], what: str, timeout_s: float, *, first_s: float = 0.0) -> T:
         """The answer of this kind. Until the first sign of life, silence is allowed for `first_s` if that is longer."""

@@ -17,12 +17,20 @@ def extend_session(state: State, command: ExtendSession) -> list[Event]:
     """Queue a chunk."""
     request = state.requests.find_live(command.request_id)
     if request is None or not request.resumable or request.input_closed:
-        why = "is not live" if request is None else "is closed" if request.resumable else "is not a session"
-        raise Rejected(f"request {command.request_id!r} {why}: submit a new one with resumable=True")
+        raise Rejected(f"{_why_not(request, command.request_id)}: open another with open_session")
     check_prompt_tokens(command.request_id, command.token_ids, state.config)
     check_sampling(command.request_id, command.sampling, state.config, resumable=True)
     _check_room(state, request, command)
     return [SessionExtended(handle=request.handle, token_ids=command.token_ids, sampling=command.sampling)]
+
+
+def _why_not(request: Request | None, request_id: str) -> str:
+    """Why a request takes no more input."""
+    if request is None:
+        return f"session {request_id!r} has ended: it was closed, aborted or idle for too long"
+    if request.resumable:
+        return f"session {request_id!r} is closed, and ends with the turn that it is in"
+    return f"request {request_id!r} is not a session"
 
 
 def _check_room(state: State, request: Request, command: ExtendSession) -> None:

@@ -2,7 +2,8 @@
 
 Data goes to stdout, everything else to stderr. Exit status: 0 fine; 1 the answer is "violated" or "not found"; 2 usage or
 rejected input; 3 the journal can't be read, is damaged or isn't ours; 4 it is of a newer refold; 5 it is locked or owned by
-another engine; 70 a bug of ours; 74 output that can't be written; 130 interrupted; 143 terminated.
+another engine; 70 a bug of ours; 74 output that can't be written; 130 interrupted; 141 nobody reads the output any more;
+143 terminated.
 
 Each verb is loaded when it is called, so that reading a journal never waits for what only writing needs.
 """

@@ -24,7 +24,7 @@ A verb that reads takes the journal as its last argument; without one it takes $
 \b
 Exit status: 0 fine, 1 violated or not found, 2 usage or rejected input, 3 journal unreadable, damaged or foreign,
 4 journal of a newer refold, 5 journal locked or owned, 70 a bug of refold, 74 output that can't be
-written, 130 interrupted, 143 terminated."""
+written, 130 interrupted, 141 nobody reads the output any more, 143 terminated."""
 
 
 class Verb(NamedTuple):
@@ -78,6 +78,10 @@ class Settings:
         self.journal = "JOURNAL"
         self.debug = os.environ.get("REFOLD_DEBUG", "") not in {"", "0"}
 
+    def report(self, error: BaseException) -> int:
+        """Say on stderr what went wrong; returns the exit status."""
+        return report(error, debug=self.debug, command=self.command, journal=self.journal)
+
 
 class VerbGroup(click.Group):
     """A group whose verbs are modules of this package, imported on use."""
@@ -125,21 +129,27 @@ class VerbGroup(click.Group):
                 prog_name or "refold", list(sys.argv[1:] if args is None else args), obj=settings
             ) as ctx:
                 self.invoke(ctx)
-            sys.stdout.flush()
         except click.exceptions.Exit as error:
             status = error.exit_code
         except BaseException as error:  # noqa: BLE001 - the last frame: nothing may pass it as a traceback
-            status = report(error, debug=settings.debug, command=settings.command, journal=settings.journal)
+            status = settings.report(error)
+        try:
+            sys.stdout.flush()  # also of a verb that failed half way, or that had a "no" to say
+        except (OSError, KeyboardInterrupt) as error:
+            status = settings.report(error)
         sys.exit(status)
 
 
 def _open_missing_streams() -> None:
-    """Give a process that was started without some of the standard streams empty ones: no file of ours may get their numbers."""
+    """Give a process that was started without some of the standard streams empty ones: no file of ours may get their numbers.
+
+    A stdout that was closed stays one that can't be written, so that whoever asked for data is told that it went nowhere.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
 

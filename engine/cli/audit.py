@@ -2,11 +2,12 @@
 
 import sys
 import time
+from itertools import chain
 from typing import Any
 
 import click
 
-from refold.engine.audit.ask import Questions
+from refold.engine.audit.ask import Answer, Questions
 from refold.engine.cli.answers import answer_options, asking, caught_up, show, there_is_one
 from refold.engine.cli.app import debug_option
 from refold.engine.cli.console import journal_argument, json_option, named, note, verb, write, write_json
@@ -151,15 +152,19 @@ _FILTERS = {
 }
 
 
-def _check_known(asked: Questions, request_id: str) -> None:
-    """Say that there is no such request, rather than nothing about it.
+def _about_known(request_id: str, answer: Answer, asked: Questions) -> Answer:
+    """An answer about a request, of which nothing is shown yet: if it is empty, there may be no such request.
 
     Raises:
         Complaint: there is none.
     """
+    first = next(answer.rows, None)
+    if first is not None:
+        return answer._replace(rows=chain([first], answer.rows))
     known = [str(row[0]) for row in asked.ask("SELECT request_id FROM requests").rows]
     if request_id not in known:
         raise unknown_request(request_id, similar(request_id, known))
+    return answer._replace(rows=iter(()))
 
 
 def _query(view: View) -> click.Command:
@@ -173,9 +178,10 @@ def _query(view: View) -> click.Command:
             sql = f"SELECT {columns} FROM {view.name}{f' WHERE {where}' if where else ''} ORDER BY {view.order}"  # noqa: S608
             if limit:
                 sql += f" LIMIT {limit}"
-            num = show(asked.ask(sql, list(chosen.values())), as_json=as_json, as_csv=as_csv)
-            if not num and "request_id" in chosen:
-                _check_known(asked, chosen["request_id"])
+            answer = asked.ask(sql, list(chosen.values()))
+            if "request_id" in chosen:
+                answer = _about_known(chosen["request_id"], answer, asked)
+            num = show(answer, as_json=as_json, as_csv=as_csv)
         if view.name == "violations" and num:
             raise Complaint(
                 f"{named(journal)} has violations", "`refold verify` says where the first law is broken", NOT_SO

@@ -160,12 +160,24 @@ def painter(stream: TextIO) -> Callable[..., str]:
     return click.style if colour_on(stream) else lambda text, **_: str(text)
 
 
+def is_one_place(stream: TextIO, other: TextIO) -> bool:
+    """Whether both streams go to one terminal, pipe or file, so that what is written to one lands between what is written to the other."""
+    try:
+        return os.path.sameopenfile(stream.fileno(), other.fileno())
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+
+
 def rich_console(stream: TextIO) -> "Console":
     """A rich console that wraps on terminals only: a program that reads us gets whole lines."""
     from rich.console import Console
 
+    class Frank(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - what is being handled: rich would exit with 1, which means "not found" here
+
     width = None if stream.isatty() else 10_000
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
+    return Frank(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
 
 
 def clock(time_ns: int) -> str:

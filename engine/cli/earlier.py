@@ -91,15 +91,19 @@ def content_of(asked: "RequestSubmitted | SubmitRequest", model: str) -> _Conten
 
 
 def name_and_find(asked: "Sequence[Asked]", engine: "Engine", journal: str, epoch: int) -> None:
-    """Give a name to each prompt that brings none, and note which completions are in the journal already.
+    """Give a name to each prompt that brings none, and note which completions are in the journal already, or asked for twice.
 
     `run3-1` is the first prompt of the journal's third engine, or of one that carries that engine's run on.
     """
     search = _Search(engine, _earlier(asked, engine, journal))
+    first: dict[str, Asked] = {}
     carried_on: int | None = None
     for each in asked:
         if each.request_id is not None:
-            each.journaled = search.found(each, each.request_id)
+            if (before := first.setdefault(each.request_id, each)) is not each and search.are_same(before, each):
+                each.is_repeated, each.journaled = True, before.journaled
+            else:
+                each.journaled = search.found(each, each.request_id)
             continue
         for run in search.runs:
             name = f"run{run}-{each.number}"
@@ -140,6 +144,13 @@ class _Search:
         found = frozenset(name for name, is_known in zip(names, known, strict=True) if is_known and all(same))
         self._claimed |= found
         return found
+
+    def are_same(self, before: "Asked", asked: "Asked") -> bool:
+        """Whether a prompt asks for what one before it asked for. A seed counts where one is given."""
+        if asked.sampling.seed not in (None, before.sampling.seed):
+            return False
+        one, other = self._contents_of(before), self._contents_of(asked)
+        return [each.digest for each in one] == [each.digest for each in other]
 
     def _contents_of(self, asked: "Asked") -> list[_Content]:
         if asked.number not in self._contents:

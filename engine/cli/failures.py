@@ -113,7 +113,8 @@ def explain(error: BaseException, command: str = "refold", journal: str = "JOURN
                 return str(error), "wait for the other program, or stop it", OWNED
             return str(error), blame.hint.format(command), blame.status
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:
-        return f"the output can't be written: {error.strerror}", "the journal is as it was, or whole", UNWRITABLE
+        reason = "stdout is closed" if error.errno == errno.EBADF else error.strerror
+        return f"the output can't be written: {reason}", "the journal is as it was, or whole", UNWRITABLE
     if isinstance(error, MemoryError):
         return "out of memory", "ask for fewer blocks or shorter prompts", BUG
     what = f"{type(error).__name__}: {error}"

@@ -103,6 +103,7 @@ def command(
         since, stop = _within(reader, since, stop, after, before)
         walk = Walk(reader, names, wanted)
         end = walk.end if stop is None else min(stop, walk.end)
+        is_beyond = since >= walk.end
         if limit is not None and wanted == EVERYTHING:
             # Each record has at least one event: what lies further back can't be among the last.
             since = max(since, end - limit)
@@ -118,7 +119,7 @@ def command(
             raise damaged(error, journal) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
             raise unknown_request(request_id, names.similar(request_id))
-        if not found and since >= walk.end:
+        if not found and is_beyond:
             _tell_end(walk.end)
         if end == walk.end:
             tell_if_cut(journal, end - 1, is_open=walk.is_open)

@@ -1,9 +1,12 @@
 """What `refold run` prints: completions in order on stdout, what went wrong on stderr."""
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from refold.engine.cli.console import note, painter, write, write_json
+from refold.engine.cli.console import is_one_place, note, painter, write, write_json
 from refold.engine.cli.failures import NOT_SO
 from refold.engine.history.plain import count, safe, safe_text
 
@@ -27,6 +30,8 @@ class Printer:
         self._thoughts: dict[str, dict[str, Any]] = {}
         self._next = 0
         self._is_mid_line = False
+        self._shares_place = is_one_place(sys.stdout, sys.stderr)
+        self._writing = threading.Lock()
 
     def expect(self, ids: list[str], titles: dict[str, str]) -> None:
         """These requests will come, and are shown in this order."""
@@ -45,8 +50,7 @@ class Printer:
         self._texts[delta.request_id].append(delta.text)
         self._token_ids[delta.request_id] += delta.token_ids
         self._note_logprobs(delta)
-        streams = len(self._ids) == 1 and not self._as_json
-        if streams:
+        if self._streams:
             self._stream(delta.text)
         if delta.finish_reason is None:
             return
@@ -56,24 +60,48 @@ class Printer:
             self.status = NOT_SO
             self.end_line()
             note(f"refold: {safe(delta.request_id)} ended with {delta.finish_reason}: {safe(delta.message)}")
-        if streams:
+        if self._streams:
             self.end_line()
         elif self._as_json:
             self._write_json(delta)
         else:
             self._write_due()
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether whoever looks at stderr sees an answer grow there."""
+        return self._streams and self._shares_place
+
+    @property
+    def _streams(self) -> bool:
+        return len(self._ids) == 1 and not self._as_json
+
     def end_line(self) -> None:
         """End a line that was begun: what comes next, a complaint for example, is no part of an answer."""
+        with self._writing:
+            self._end_line()
+
+    @contextmanager
+    def line_of_its_own(self) -> Iterator[None]:
+        """Meanwhile another thread may write a line to stderr: where an answer streams to the same place, it doesn't fall into it."""
+        if not self._shares_place:  # an answer in a file is left as it is, and whoever reads it slowly holds nobody up
+            yield
+            return
+        with self._writing:
+            self._end_line()
+            yield
+
+    def _end_line(self) -> None:
         if self._is_mid_line:
             self._is_mid_line = False
             write("")
             sys.stdout.flush()
 
     def _stream(self, text: str) -> None:
-        sys.stdout.write(safe_text(text))
-        sys.stdout.flush()
-        self._is_mid_line = True
+        with self._writing:
+            sys.stdout.write(safe_text(text))
+            sys.stdout.flush()
+            self._is_mid_line = True
 
     def _note_logprobs(self, delta: "Delta") -> None:
         told = self._thoughts.setdefault(delta.request_id, {})

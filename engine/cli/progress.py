@@ -17,9 +17,9 @@ PATIENCE_S = 2.0
 class Bar:
     """Call `advance` as often as you like; nothing is drawn before `PATIENCE_S` have passed."""
 
-    def __init__(self, label: str, total: int, unit: str) -> None:
+    def __init__(self, label: str, total: int, unit: str, *, is_wanted: bool = True) -> None:
         self._label, self._total, self._unit = label, total, unit
-        self._watched = sys.stderr.isatty()
+        self._watched = is_wanted and sys.stderr.isatty()
         self._started_s = time.monotonic()
         self._done = 0
         self._progress: Progress | None = None
@@ -46,16 +46,19 @@ class Bar:
 
         console = Console(file=sys.stderr, highlight=False, no_color=not colour_on(sys.stderr))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(self._unit))
-        progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        # What is written to stdout is printed above the bar, by the bar's console: so only where both are a terminal. A file or a
+        # pipe would not get it.
+        above = sys.stdout.isatty()
+        progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, redirect_stdout=above)
         progress.add_task(self._label, total=self._total, completed=self._done)
         progress.start()
         return progress
 
 
 @contextmanager
-def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
-    """A bar that is gone afterwards, whatever happens."""
-    drawn = Bar(label, total, unit)
+def bar(label: str, total: int, unit: str, *, is_wanted: bool = True) -> Iterator[Bar]:
+    """A bar that is gone afterwards, whatever happens. `is_wanted`: nothing else on the screen shows how far it is."""
+    drawn = Bar(label, total, unit, is_wanted=is_wanted)
     try:
         yield drawn
     finally:

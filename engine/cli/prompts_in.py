@@ -30,11 +30,16 @@ STDIN = "-"
 MAX_LINE_BYTES = 64 << 20
 
 
+_CORRECT = "nothing was started for it; correct {} and give that line again"
+
+
 class Asked(msgspec.Struct):
     """One prompt as it was asked for.
 
-    `place` says where it stands, for messages; `number` counts the prompts of a run, refused ones included, from 1. `journaled` are
-    the names of its completions that the journal has already.
+    `place` says where it stands, for messages; `own` are the sampling parameters that its line says itself, None where it is no line
+    of a file; `number` counts the prompts of a run, refused ones included, from 1. `journaled` are
+    the names of its completions that the journal has already. `is_repeated`: an earlier prompt of the run has its id and asks for
+    the same, so that both are one request.
     """
 
     place: str
@@ -43,8 +48,17 @@ class Asked(msgspec.Struct):
     request_id: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    own: frozenset[str] | None = None
     number: int = 0
     journaled: frozenset[str] = frozenset()
+    is_repeated: bool = False
+
+    def remedy(self, complaint: str) -> str:
+        """What to do about a complaint that names what is wrong; empty if that is an option's matter and no line's."""
+        what = complaint.partition(" ")[0]
+        if self.own is None or (what in SamplingParams.model_fields and what not in self.own):
+            return ""
+        return _CORRECT.format(self.place)
 
     def ids(self) -> list[str]:
         """The names of its completions, once it has one itself."""
@@ -147,7 +161,7 @@ def _add_lines(prompts: Prompts, data: bytes, source: str, sampling: dict[str, A
             if line.lstrip().startswith("{"):
                 prompts.add(_from_json(line, place, sampling))
             elif line.strip():
-                prompts.add(Asked(place, line, common))
+                prompts.add(Asked(place, line, common, own=frozenset()))
         except Complaint as error:
             prompts.refused.append(Refused(place, str(error), error.hint))
 
@@ -186,10 +200,11 @@ def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
     try:
         params = SamplingParams(**{**sampling, **given.sampling})
     except (Rejected, TypeError) as error:
-        raise Complaint(str(error), "nothing was started for it; correct the line and give it again") from error
+        raise Complaint(str(error), _CORRECT.format(place)) from error
     prompt = given.messages if given.prompt is None else given.prompt
     assert prompt is not None
-    return Asked(place, prompt, params, given.request_id, given.priority, given.cache_salt)
+    own = frozenset(given.sampling)
+    return Asked(place, prompt, params, given.request_id, given.priority, given.cache_salt, own)
 
 
 def _given_twice(line: str) -> str:

@@ -23,6 +23,7 @@ from refold.engine.cli.run_notes import (
     require_something,
     tell_kind,
     tell_quarantine,
+    tell_repeated,
     warn_of_copies,
 )
 from refold.engine.cli.sampling_in import sampling_options, taken_sampling
@@ -104,10 +105,10 @@ def command(
 
     sampling = taken_sampling(engine_options)
     read = read_prompts(prompts, file, sampling)
-    configure_logging()
+    printer = Printer(as_json=as_json)
+    configure_logging(around_line=printer.line_of_its_own)
     options = {name: value for name, value in engine_options.items() if value is not None}
     engine = Engine(model, journal, **options).find_model()
-    printer = Printer(as_json=as_json)
     as_chat = _has_chat_template(engine) if chat is None else chat
     for each in read.asked:
         each.prompt = _as_chat(each.prompt) if as_chat else each.prompt
@@ -183,6 +184,7 @@ def _name(asked: "list[Asked]", engine: "Engine", journal: str) -> int:
         note(
             f"taken up: {found:,} of {count(len(asked), 'prompt')} in the journal already; what it has isn't computed again"
         )
+    tell_repeated(asked)
     return head.position
 
 
@@ -221,7 +223,7 @@ def _passes(attempt: Callable[[], object], asked: "Asked", printer: "Printer") -
         attempt()
     except Rejected as error:
         line, hint, _ = explain(error, "refold run")
-        printer.reject(asked.place, line, hint)
+        printer.reject(asked.place, line, asked.remedy(line) or hint)
         return False
     return True
 
@@ -245,15 +247,19 @@ def _serve(engine: "Engine", submission: Submission, printer: "Printer") -> int:
     taken_up = {name for each in asked for name in each.journaled}
     status, ids = 0, [request_id for request_id in left if request_id not in taken_up]
     taken: list[Asked] = []
+    names: set[str | None] = set()
     for each in asked:
+        if each.is_repeated and each.request_id in names:
+            continue
         if _submit(engine, each, ids, printer):
             taken.append(each)
+            names.add(each.request_id)
             submission.num_receipts += 1
         else:
             status = USAGE
     engine.await_worker()
     printer.expect(ids, {name: _title(each) for each in taken for name in each.ids()})
-    with bar("generating", len(ids), "requests") as progress:
+    with bar("generating", len(ids), "requests", is_wanted=not printer.shows_progress) as progress:
 
         def on_delta(delta: "Delta") -> None:
             printer.add(delta)

@@ -54,6 +54,12 @@ def warn_of_copies(asked: "list[Asked]") -> None:
         )
 
 
+def tell_repeated(asked: "list[Asked]") -> None:
+    """Say that there are fewer answers than prompts, where some have one id and ask for the same."""
+    if places := [safe(each.place) for each in asked if each.is_repeated]:
+        note(f"given before, with the same id: {listed(places)}; what has one id is one request, and is printed once")
+
+
 def tell_quarantine(engine: "Engine", journal: str) -> None:
     """Say that something is kept out: whoever submits it is refused."""
     if kept := engine.quarantined():

@@ -5,11 +5,21 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import clock, journal_argument, json_option, painter, reading, verb, write, write_json
+from refold.engine.cli.console import (
+    clock,
+    duration,
+    journal_argument,
+    json_option,
+    painter,
+    reading,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.history.plain import count, safe
-from refold.engine.history.statistics import NS_PER_DAY, Statistics, statistics
+from refold.engine.history.statistics import Statistics, statistics
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.sizes import Sizes, sizes_of
 
@@ -28,7 +38,7 @@ def command(by_kind: bool, stream: str, as_json: bool, journal: str) -> None:
     """Show how large a journal is, what is in it and how fast it grows.
 
     Reads the newest snapshot and the records behind it, and little else. Bytes are those of the whole store: the file with its
-    WAL, the folder, or the tables.
+    WAL, the folder, or the tables. How much a day brings is told once the records span an hour.
     """
     with reading(journal) as reader, bar("counting", reader.head(stream).position, "records") as progress:
         found = statistics(reader, stream, by_kind=by_kind, on_record=progress.advance)
@@ -51,7 +61,7 @@ def as_report(found: Statistics | None, sizes: Sizes, stream: str) -> dict[str, 
         return report | {"num_records": 0}
     archived = sum(archive.num_bytes for archive in found.archives)
     report["bytes"] |= {"archived": archived, "snapshots": sum(s.num_bytes for s in found.snapshots)}
-    totals, seconds, tokens = found.totals, found.all.seconds, found.totals.tokens
+    totals, tokens = found.totals, found.totals.tokens
     of_records = sizes.all + archived - report["bytes"]["snapshots"]
     return report | {
         "num_records": found.head.position,
@@ -65,8 +75,8 @@ def as_report(found: Statistics | None, sizes: Sizes, stream: str) -> dict[str, 
         "bytes_per_generated_token": round(of_records / tokens, 2) if tokens else None,
         "tokens_per_s": _rounded(found.tokens_per_s),
         "records_per_s": _rounded(found.records_per_s),
-        "growth_bytes_per_day": int(sizes.all * NS_PER_DAY / (seconds * 1e9)) if seconds else None,
-        "growth_records_per_day": int(found.all.num_records * NS_PER_DAY / (seconds * 1e9)) if seconds else None,
+        "growth_bytes_per_day": found.all.per_day(sizes.all),
+        "growth_records_per_day": found.all.per_day(found.all.num_records),
         "snapshots": [snapshot._asdict() for snapshot in found.snapshots],
         "archives": [
             {"start": a.start, "stop": a.stop, "path": a.path, "num_bytes": a.num_bytes} for a in found.archives
@@ -108,11 +118,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_or_dash(report['tokens_per_s'])} tokens/s over all, {_or_dash(report['records_per_s'])} records/s at the end",
         ),
     ]
-    if report["growth_bytes_per_day"] is not None:
-        per_day = (
-            f"{in_bytes(report['growth_bytes_per_day'])} and {count(report['growth_records_per_day'], 'record')} a day"
-        )
-        lines.append(("growth", f"{per_day}, if it goes on as it did"))
+    lines.append(("growth", _growth_in_words(report)))
     positions = [f"{snapshot['position']:,}" for snapshot in report["snapshots"]]
     lines.append(("snapshots", f"at {', '.join(positions)}" if positions else "none"))
     lines += [
@@ -120,6 +126,15 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         for a in report["archives"]
     ]
     return lines
+
+
+def _growth_in_words(report: dict[str, Any]) -> str:
+    """An afternoon tells something of a day, a moment nothing."""
+    if report["growth_bytes_per_day"] is None:
+        spans = duration(max(0, report["newest_ns"] - report["oldest_ns"]))
+        return f"too early to tell: the records span {spans}, and a day's growth is told from an hour of them"
+    per_day = in_bytes(report["growth_bytes_per_day"])
+    return f"{per_day} and {count(report['growth_records_per_day'], 'record')} a day, if it goes on as it did"
 
 
 def _lives_in_words(report: dict[str, Any]) -> str:

@@ -20,8 +20,9 @@ from refold.projections.suspicion import Suspicion, lift, quarantine
 from refold.projections.totals import Totals
 
 NS_PER_S = 1_000_000_000
-NS_PER_DAY = 86_400 * NS_PER_S
+S_PER_DAY = 86_400
 RECENT_RECORDS = 1024
+MIN_GROWTH_S = 3600.0
 
 
 class Span(NamedTuple):
@@ -36,6 +37,10 @@ class Span(NamedTuple):
     def seconds(self) -> float:
         """How long it took to write them. At least 0, whatever the clock did."""
         return max(0, self.last_ns - self.first_ns) / NS_PER_S
+
+    def per_day(self, amount: int) -> int | None:
+        """What `amount`, over this span, comes to in a day; None where a day would be made up from less than `MIN_GROWTH_S`."""
+        return int(amount * S_PER_DAY / self.seconds) if self.seconds >= MIN_GROWTH_S else None
 
 
 class Kind(NamedTuple):

@@ -288,10 +288,19 @@ def test_an_engine_that_runs_is_asked_while_it_runs(tmp_path):
     assert refold("audit", "violations", path_url(tmp_path)).exit_code == 0
 
 
-def test_a_request_that_is_not_there_is_said_to_be_unknown_as_by_other_verbs(journal):
-    error = refused("audit", "tokens", journal, "--request", "req-99", "--json", status=1)
+@pytest.mark.parametrize("form", [(), ("--csv",), ("--json",)], ids=["table", "csv", "json"])
+def test_a_request_that_is_not_there_is_said_to_be_unknown_as_by_other_verbs(journal, form):
+    error = refused("audit", "tokens", journal, "--request", "req-99", *form, status=1)
     assert "no request 'req-99' in this journal" in error
     assert "'req-" in error.splitlines()[1]
+
+
+def test_a_request_of_which_there_is_nothing_to_tell_is_no_unknown_one(journal):
+    known = rows(refold("audit", "requests", journal, "--json").stdout)[0]["request_id"]
+    result = refold("audit", "step_entries", journal, "--request", known, "--step", "99999")
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 1, "the header"
+    assert result.stderr == "(no rows)\n"
 
 
 def test_a_statement_in_the_journals_place_is_told_the_order(journal):

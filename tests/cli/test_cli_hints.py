@@ -262,7 +262,7 @@ def test_a_foreign_file_is_not_sent_to_a_verb_that_refuses_it_too(tmp_path: Path
     ("streams", "status", "said"),
     [
         ("2>&-", 0, ""),
-        (">&-", 0, ""),
+        (">&-", 74, "the output can't be written: stdout is closed"),
         ("<&-", 0, ""),
         pytest.param(
             ">/dev/full",
@@ -281,6 +281,51 @@ def test_a_stream_that_is_closed_or_full_is_no_bug(tmp_path: Path, streams: str,
     assert said in done.stderr
     if streams == "2>&-":
         assert "is whole" in done.stdout
+
+
+READING = (
+    "stat",
+    "log",
+    "show",
+    "verify",
+    "audit requests",
+    "request run1-1",
+    "blame run1-1",
+    "stalls",
+    "head",
+    "quarantine",
+)
+
+
+def in_bash(command: str) -> "subprocess.CompletedProcess[str]":
+    line = command.replace("refold ", f"{shlex.quote(sys.executable)} -m refold ")
+    buffered = BARE | {"PYTHONUNBUFFERED": ""}  # as it is for most: what can't be written is found late
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=60, env=buffered)
+
+
+@pytest.mark.parametrize("verb", [*READING, "--version", "--help"])
+def test_whoever_cannot_have_the_answer_is_told_by_the_status(tmp_path: Path, verb: str) -> None:
+    journal = tmp_path / "j.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    command = f"refold {verb}" if verb.startswith("-") else f"refold {verb} {shlex.quote(str(journal))}"
+    closed = in_bash(f"{command} >&-")
+    assert (closed.returncode, closed.stdout) == (74, "")
+    assert closed.stderr.startswith("refold: the output can't be written: stdout is closed\n  hint: ")
+    gone = in_bash(f"{command} | exec true; exit ${{PIPESTATUS[0]}}")
+    assert (gone.returncode, gone.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("where", [">&-", ">/dev/full"])
+def test_an_answer_that_ends_at_a_damage_and_cannot_be_written_says_both(tmp_path: Path, where: str) -> None:
+    journal = tmp_path / "j.db"
+    assert refold("run", "--model", "simulated", "--journal", journal, "hi").exit_code == 0
+    with closing(sqlite3.connect(journal)) as connection, connection:
+        connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 3")
+    done = in_bash(f"refold log {shlex.quote(str(journal))} {where}")
+    assert done.returncode == 74, done.stderr
+    assert "record 3 does not follow from the one before" in done.stderr
+    assert "the output can't be written" in done.stderr
+    assert "Exception" not in done.stderr
 
 
 @pytest.mark.parametrize("verb", [("audit", "requests"), ("sql", "select 1")], ids=" ".join)
@@ -457,6 +502,11 @@ def test_an_empty_folder_in_the_place_of_a_journal_is_told_what_it_becomes(tmp_p
     assert "empty folder" not in refold(*arguments).stderr
 
 
+def test_whoever_asks_for_the_last_0_events_gets_them_and_is_not_told_that_there_are_none(small: Path) -> None:
+    done = refold("log", "-n", 0, small)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_place_beyond_the_end_is_answered_with_the_number_of_records(small: Path) -> None:
     (last,) = rows(refold("log", "-n", 1, "--json", small).stdout)
     for bound in (("--since", 9999), ("--after", "2999-01-01T00:00:00Z")):
@@ -475,3 +525,26 @@ def test_what_is_no_position_is_told_how_to_say_it(small: Path, option: str, by_
     assert f"{value!r} is no position of a record: give a whole number, such as {option} 120" in line
     assert f"by time it is {by_time} 2026-09-21T14:14:30Z, by step --step 7" in line
     assert " log --help`" in hint
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"prompt": "x", "sampling": {"max_tokens": 1e9}}', "max_tokens is 1000000000.0: give an integer, 1 to"),
+        ('{"prompt": "x", "sampling": {"max_tokens": 99999}}', "max_tokens is 99999"),
+        ('{"prompt": []}', "the prompt is empty"),
+        ('{"prompt": "x", "request_id": ""}', "request_id is ''"),
+    ],
+)
+def test_a_line_that_cannot_be_served_is_the_line_to_correct(tmp_path: Path, line: str, says: str) -> None:
+    run = ("run", "--model", "simulated", "--journal", tmp_path / "j.db", "--max-tokens", "2", "-")
+    complaint, hint = refold(*run, stdin=f"fine\n{line}\n").stderr.splitlines()[:2]
+    assert says in complaint
+    assert hint == "  hint: nothing was started for it; correct stdin line 2 and give that line again"
+
+
+def test_an_option_that_no_line_can_be_served_with_is_no_lines_fault(tmp_path: Path) -> None:
+    run = ("run", "--model", "simulated", "--journal", tmp_path / "j.db", "--max-tokens", "99999", "-")
+    complaint, hint = refold(*run, stdin="fine\n").stderr.splitlines()
+    assert "max_tokens is 99999" in complaint
+    assert hint == "  hint: `refold run --help` shows the options and examples"

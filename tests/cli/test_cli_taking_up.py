@@ -134,8 +134,38 @@ def test_an_id_that_asked_for_something_else_is_refused_as_taken(tmp_path):
         result = run(journal, "-", stdin=json.dumps(asked | other))
         assert result.exit_code == 2
         assert "request id 'a' is taken" in result.stderr
-    twice = run(journal, "-", stdin=f"{json.dumps(asked)}\n{json.dumps(asked)}\n")
-    assert (twice.exit_code, twice.stderr.count("is taken")) == (2, 1), "one journal entry answers one prompt"
+
+
+TWICE = f"{json.dumps({'prompt': 'one', 'request_id': 'a'})}\n" * 2 + "two\n"
+
+
+def test_a_line_that_is_given_twice_with_one_id_is_one_request_and_printed_once(tmp_path):
+    journal = tmp_path / "x.db"
+    for _ in range(2):
+        result = run(journal, "--max-tokens", 4, "--json", "-", stdin=TWICE)
+        assert result.exit_code == 0, result.stderr
+        assert [row["request_id"] for row in rows(result.stdout)].count("a") == 1
+        assert len(rows(result.stdout)) == 2
+        assert "given before, with the same id: stdin line 2; what has one id is one request" in result.stderr
+    assert submitted(journal) == ["a", "run1-3", "run2-3"]
+    assert "taken up: 2 of 3 prompts" in result.stderr
+
+
+def test_a_line_with_the_id_of_one_before_it_that_asks_for_something_else_is_refused_as_taken(tmp_path):
+    asked = {"prompt": "one", "request_id": "a", "sampling": {"max_tokens": 2, "n": 2}}
+    for number, other in enumerate(({"prompt": "two"}, {"priority": 1}, {"sampling": asked["sampling"] | {"seed": 6}})):
+        lines = f"{json.dumps(asked)}\n{json.dumps(asked | other)}\n"
+        result = run(tmp_path / f"{number}.db", "-", stdin=lines)
+        assert (result.exit_code, result.stderr.count("is taken")) == (2, 1), other
+        assert "given before" not in result.stderr
+
+
+def test_a_line_is_refused_as_often_as_it_is_given(tmp_path):
+    journal = tmp_path / "x.db"
+    assert run(journal, "-", stdin=json.dumps({"prompt": "another", "request_id": "a"})).exit_code == 0
+    result = run(journal, "--max-tokens", 4, "-", stdin=TWICE)
+    assert result.exit_code == 2
+    assert result.stderr.count("'a' is taken") == 2
 
 
 def test_completions_that_were_not_submitted_yet_are_submitted_with_their_own_seeds(tmp_path):

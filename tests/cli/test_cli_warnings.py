@@ -1,15 +1,12 @@
 """What is no error but must not pass in silence: one line on stderr that says where, what it means and what to do."""
 
 import json
-import os
-import pty
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import finished, process, refold
+from tests.cli.command import finished, refold
 
 RUN = ("run", "--model", "simulated", "--max-tokens", "2")
 
@@ -58,35 +55,3 @@ class TestADamagedMark:
         assert logged["level"] == "warning"
         assert logged["reason"].startswith(f"{mark} is damaged")
         assert refold("verify", journal).stderr == "", "what was appended has moved the mark"
-
-
-def on_one_terminal(*arguments: str, at: bytes, then: signal.Signals) -> list[str]:
-    """The lines on a screen that stdout and stderr share, of a command that gets a signal once `at` is there."""
-    screen, terminal = pty.openpty()
-    child = process(*arguments, stdout=terminal, stderr=terminal)
-    os.close(terminal)
-    seen, is_sent = b"", False
-    while part := read(screen):
-        seen += part
-        if at in seen and not is_sent:
-            child.send_signal(then)
-            is_sent = True
-    os.close(screen)
-    child.wait(timeout=60)
-    return seen.decode().replace("\r\n", "\n").splitlines()
-
-
-def read(screen: int) -> bytes:
-    try:
-        return os.read(screen, 4096)
-    except OSError:  # nobody has the terminal open any more
-        return b""
-
-
-def test_a_complaint_that_cuts_a_streamed_answer_short_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
-    slow = ("run", "--model", "simulated?eos=-1&step_ms=20", "--journal", str(tmp_path / "x.db"))
-    lines = on_one_terminal(*slow, "--max-tokens", "500", "--no-chat", "hello", at=b" ", then=signal.SIGINT)
-    told = next(number for number, line in enumerate(lines) if "interrupted: closing the journal" in line)
-    assert lines[told].startswith("interrupted: ")
-    assert all(word.isdigit() for word in lines[told - 1].split()), "the answer so far"
-    assert "refold: interrupted" in lines

@@ -88,7 +88,7 @@ def test_input_that_comes_early_waits_for_its_turn() -> None:
             expected = two_turns(list(b"hi"), list(b"you"))
             context = [*b"hi", *expected[0][:-1], *b"you", *expected[1][:-1]]
             assert turns == [*expected, must_produce(context, SECOND)], "the last one goes on as the one before it"
-            with pytest.raises(Rejected, match="not live"):
+            with pytest.raises(Rejected, match="has ended"):
                 await session.extend("more")
 
     asyncio.run(scenario())
@@ -159,6 +159,23 @@ def test_only_the_sessions_whose_time_is_over_are_closed_and_no_sooner() -> None
     assert limit.seconds_left(drive.state, 1000) is None
 
 
+def test_whoever_extends_a_session_that_is_over_is_told_what_a_program_can_do() -> None:
+    async def scenario() -> None:
+        async with Engine(SLOW) as engine:
+            ended = await engine.open_session([1], SamplingParams(max_tokens=1), request_id="ended")
+            await collect(ended.turn())
+            await ended.close()
+            with pytest.raises(Rejected, match=r"session 'ended' has ended: .*: open another with open_session"):
+                await ended.extend([2])
+            closed = await engine.open_session([1], SamplingParams(max_tokens=3000), request_id="closed")
+            await closed.close()
+            with pytest.raises(Rejected, match=r"session 'closed' is closed, .*: open another with open_session"):
+                await closed.extend([2])
+            engine.abort("closed")
+
+    asyncio.run(scenario())
+
+
 def test_only_a_session_can_be_attached_as_one() -> None:
     async def scenario() -> None:
         async with Engine(MODEL) as engine:
@@ -189,7 +206,7 @@ def test_a_session_that_is_left_idle_is_closed_and_one_that_is_used_is_not(journ
                 await asyncio.sleep(0.1)
                 await used.extend()
             assert engine.unfinished(sessions=True) == ["used"]
-            with pytest.raises(Rejected, match="not live"):
+            with pytest.raises(Rejected, match="has ended"):
                 await left.extend()
             await collect(used.turn())
             await becomes(lambda: engine.unfinished(sessions=True) == [])

@@ -35,6 +35,8 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -1}, "top_k is -1"),
     ({"top_k": 2.5}, "top_k is 2.5"),
     ({"max_tokens": 0}, "max_tokens is 0: give 1 to 2147483647"),
+    ({"max_tokens": 1e9}, "max_tokens is 1000000000.0: give an integer, 1 to 2147483647"),
+    ({"top_p": "0.5"}, "top_p is '0.5': give a number, more than 0, at most 1"),
     ({"max_tokens": -5}, "max_tokens is -5"),
     ({"max_tokens": HUGE}, "max_tokens is a number of 16610 bits"),
     ({"max_tokens": 1e3}, "max_tokens is 1000.0"),
@@ -373,3 +375,17 @@ def test_a_prompt_that_its_caller_changes_afterwards_stays_what_it_was() -> None
         prompt[:] = [10**9] * 5
         (done,) = engine.wait([request_id])
     assert done.token_ids == must_produce([1, 2, 3], SamplingParams(seed=1, max_tokens=5))
+
+
+@pytest.mark.parametrize("name", ["check", "submit", "enqueue", "open_session"])
+@pytest.mark.parametrize("option", ["bogus", "is_patient", "resumable"])
+def test_an_option_that_no_request_has_is_told_by_the_method_that_was_called(name: str, option: str) -> None:
+    async def scenario() -> None:
+        async with Engine(MODEL) as engine:
+            called = getattr(engine, name)([1], **{option: True})
+            await called
+
+    known = "prompt, sampling, request_id, priority, cache_salt, tenant"
+    with pytest.raises(TypeError) as caught:
+        asyncio.run(scenario())
+    assert str(caught.value) == f"Engine.{name}() got an unexpected keyword argument '{option}': it takes {known}"

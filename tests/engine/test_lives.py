@@ -204,6 +204,16 @@ def test_an_engine_opens_once_and_closes_as_often_as_one_likes() -> None:
         engine.open()
 
 
+def test_an_engine_that_was_closed_before_it_was_opened_stays_closed_and_says_so() -> None:
+    engine = Engine(MODEL)
+    engine.close()
+    with pytest.raises(Rejected, match="closed before it was opened, and stays closed: make a new one"):
+        engine.open()
+    for use in (lambda: engine.enqueue([1]), engine.await_worker, engine.stats):
+        with pytest.raises(EngineStopped, match="closed before it was opened"):
+            use()
+
+
 def test_a_cancelled_opening_leaves_nothing_open(journal: str) -> None:
     async def scenario() -> None:
         async def opened() -> None:

@@ -1,5 +1,6 @@
 """A worker that dies, lies or stammers costs latency and nothing else; one that is hopeless stops the engine, with the cause."""
 
+import json
 import math
 import threading
 from collections.abc import Callable
@@ -327,7 +328,7 @@ def test_a_worker_that_introduces_itself_by_no_texts_is_at_fault_and_not_refold(
     assert isinstance(lawful_events(MemoryStore(journal))[-1], EngineClosed)
 
 
-def test_a_successor_that_cant_be_built_counts_as_a_loss() -> None:
+def test_a_successor_that_cant_be_built_counts_as_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
     made = 0
 
     def make(config: EngineConfig) -> FaultyWorker:
@@ -340,6 +341,9 @@ def test_a_successor_that_cant_be_built_counts_as_a_loss() -> None:
     with Engine(MODEL, make_worker=make) as engine, pytest.raises(WorkerLost, match="illegal memory access"):
         engine.run(PROMPTS, SAMPLINGS)
     assert made == 4
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in logged] == ["worker_lost", *["worker_not_started"] * 3, "engine_stopped"]
+    assert [line["reason"] for line in logged[1:4]] == ["the model's file is gone"] * 3
 
 
 def test_output_of_a_worker_that_was_given_up_is_refused() -> None:

@@ -232,6 +232,12 @@ def test_a_program_that_does_not_start_in_time_is_told_how_to_get_more() -> None
         ProcessWorker(config_for(), silence_s=1.0, start_timeout_s=1.5, command=never)
 
 
+def test_a_program_that_ends_before_it_took_its_hello_is_not_said_to_have_refused_an_order() -> None:
+    long = replace(config_for(), model="x" * (8 << 20))  # more than any socket holds: it must be read to be sent
+    with pytest.raises(WorkerLost, match=r"it ended before it knew what to load \(.*\); exit status 3"):
+        ProcessWorker(long, command=[sys.executable, "-c", "raise SystemExit(3)"])
+
+
 NEVER_READY = """
 import socket, sys, time
 from refold.gpu.frames import Alive, pack

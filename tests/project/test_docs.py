@@ -1,8 +1,9 @@
 """What the documentation shows is run.
 
 In README.md and docs/, every ```python block runs, and every `$ ` line of a ```console block must exit 0. The blocks of one
-page share an empty folder and run in order, so a page may tell a story. A comment just above a block says why it can't be
-run, <!-- not run: the reason -->, or that it ends otherwise than with 0, <!-- exit status: -9 --> (minus a signal's number).
+page share an empty folder and run in order, so a page may tell a story. Comments just above a block say why it can't be
+run, <!-- not run: the reason -->, that it ends otherwise than with 0, <!-- exit status: -9 --> (minus a signal's number), or what a
+line that its last command prints begins with, where the page speaks of that, <!-- prints: the beginning -->.
 """
 
 import os
@@ -21,29 +22,35 @@ TIMEOUT_S = 300
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>python|console)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
 )
-OPT_OUT = re.compile(r"<!-- not run: \S[^>]*-->\s*\Z")
-STATUS = re.compile(r"<!-- exit status: (-?\d+) -->\s*\Z")
+ABOVE = re.compile(r"(<!-- [^>]*-->\s*)*\Z")
+OPT_OUT = re.compile(r"<!-- not run: \S[^>]*-->")
+STATUS = re.compile(r"<!-- exit status: (-?\d+) -->")
+PRINTS = re.compile(r"<!-- prints: (.*?) -->")
 PAGES = tracked("README.md", "docs/*.md")
 
 
 class Block(NamedTuple):
-    """A runnable block: its language, its code, the line of the page on which it starts, and how its last command ends."""
+    """A runnable block: its language, its code, the line of the page on which it starts, how its last command ends, and what it prints."""
 
     language: str
     code: str
     line: int
     status: int = 0
+    prints: str = ""
 
 
 def runnable_blocks(page: str) -> list[Block]:
     """The blocks of a page, without those that opt out."""
     found = []
     for match in FENCE.finditer(page):
-        if not OPT_OUT.search(page, 0, match.start()):
+        above = ABOVE.search(page, 0, match.start())
+        comments = above[0] if above else ""
+        if not OPT_OUT.search(comments):
             body = re.sub(f"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
-            status = STATUS.search(page, 0, match.start())
+            status, prints = STATUS.search(comments), PRINTS.search(comments)
             line = page.count("\n", 0, match.start()) + 1
-            found.append(Block(match["language"], body, line, int(status[1]) if status else 0))
+            ends = (int(status[1]) if status else 0, prints[1] if prints else "")
+            found.append(Block(match["language"], body, line, *ends))
     return found
 
 
@@ -75,6 +82,9 @@ def run_block(block: Block, folder: Path, environment: Mapping[str, str]) -> Non
         )
         shown = f"exit status {done.returncode}, not {expected}\n{order[-1]}\n{done.stdout}"
         assert done.returncode == expected, f"line {block.line}: {shown}"
+    if block.prints:
+        begins = any(line.startswith(block.prints) for line in done.stdout.splitlines())
+        assert begins, f"line {block.line}: no line begins with {block.prints!r}\n{done.stdout}"
 
 
 @pytest.fixture
@@ -131,6 +141,7 @@ $ lp paper
    ```
 
 <!-- exit status: -9 -->
+<!-- prints: a word -->
 ```python
 import os
 ```
@@ -143,10 +154,10 @@ import os
 
 def test_blocks_are_found_with_their_lines_and_without_those_that_opt_out() -> None:
     blocks = runnable_blocks(PAGE)
-    assert [(block.language, block.line, block.status) for block in blocks] == [
-        ("python", 2, 0),
-        ("console", 14, 0),
-        ("python", 22, -9),
+    assert [(block.language, block.line, block.status, block.prints) for block in blocks] == [
+        ("python", 2, 0, ""),
+        ("console", 14, 0, ""),
+        ("python", 23, -9, "a word"),
     ]
     assert commands(blocks[1].code) == ["refold log -n 5", "refold verify"]
 
@@ -169,3 +180,12 @@ def test_an_example_that_fails_is_reported_with_its_line(
 ) -> None:
     with pytest.raises(AssertionError, match="line 9: exit status 3"):
         run_block(block, tmp_path, environment)
+
+
+def test_an_example_that_prints_something_else_than_the_page_says_is_reported(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    said = Block("python", "print('one word'); print('another')", 9, prints="ano")
+    run_block(said, tmp_path, environment)
+    with pytest.raises(AssertionError, match="line 9: no line begins with 'word'"):
+        run_block(said._replace(prints="word"), tmp_path, environment)

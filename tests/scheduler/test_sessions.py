@@ -926,10 +926,16 @@ def test_a_reset_that_must_not_disturb_is_refused_while_sessions_hold_blocks() -
 # -- refused chunks ---------------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[str, str, list[int], dict[str, int], str]] = [
-    ("of nobody", "x", [1], {}, "request 'x' is not live: submit a new one"),
-    ("of a plain request", "plain", [1], {}, "request 'plain' is not a session"),
-    ("of a closed session", "closed", [1], {}, "request 'closed' is closed"),
-    ("of one that has ended", "ended", [1], {}, "request 'ended' is not live"),
+    (
+        "of nobody",
+        "x",
+        [1],
+        {},
+        "session 'x' has ended: it was closed, aborted or idle for too long: open another with",
+    ),
+    ("of a plain request", "plain", [1], {}, "request 'plain' is not a session: open another with open_session"),
+    ("of a closed session", "closed", [1], {}, "session 'closed' is closed, and ends with the turn that it is in"),
+    ("of one that has ended", "ended", [1], {}, "session 'ended' has ended"),
     ("with a token of another model", "s", [1, 1000], {}, "token 1000 at index 1"),
     ("with a negative token", "s", [-1], {}, "token -1 at index 0"),
     ("that wants no tokens", "s", [1], {"max_tokens": 0}, "max_tokens is 0"),
