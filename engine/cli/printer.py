@@ -31,7 +31,7 @@ class Printer:
         self._next = 0
         self._is_mid_line = False
         self._shares_place = is_one_place(sys.stdout, sys.stderr)
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()  # an interrupt may come while it is held, and is complained of
 
     def expect(self, ids: list[str], titles: dict[str, str]) -> None:
         """These requests will come, and are shown in this order."""
