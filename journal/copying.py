@@ -17,17 +17,18 @@ from refold.journal.record import EMPTY_HEAD, Head, head_after, in_groups
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotReader, SnapshotStore
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import check_end, verified
 
 BATCH_RECORDS = 1024
 BATCH_BYTES = 4 << 20
 
 
 class Copied(NamedTuple):
-    """What a copy did: the target's head, and how many of its records were there before."""
+    """What a copy did: the target's head, how many of its records were there before, and why the source's end is in doubt, if it is."""
 
     head: Head
     num_found: int
+    doubt: str = ""
 
 
 def copy_stream(
@@ -36,6 +37,7 @@ def copy_stream(
     stream: str,
     *,
     on_records: Callable[[int], None] = lambda _: None,
+    accepts_end: bool = False,
 ) -> Copied:
     """Copy what the source has now. The target's stream is open for copying when this returns.
 
@@ -44,19 +46,32 @@ def copy_stream(
         target: where to.
         stream: of both.
         on_records: called with the number of records that have been found or copied.
+        accepts_end: copy what is whole also where nobody can tell whether the source's end is gone. The copy won't show it.
 
     Raises:
         Rejected: the target holds something else.
-        JournalCorrupt: the source is damaged; what is before the damage has been copied.
+        JournalCorrupt: the source is damaged; what is before the damage has been copied. Or its end can't be vouched for, and
+            nothing has been.
         JournalOwned: a live engine writes the target.
         JournalError: a store failed; the copy can go on later.
     """
+    doubt = _doubt(source, stream, accepts_end=accepts_end)
     goal = source.head(stream)
     start = target.open_replica(stream)
     check_beginning(source, stream, start, goal)
     on_records(start.position)
     copy_on(source, target, stream, start, goal, on_records)
-    return Copied(target.head(stream), start.position)
+    return Copied(target.head(stream), start.position, doubt)
+
+
+def _doubt(source: JournalReader, stream: str, *, accepts_end: bool) -> str:
+    try:
+        check_end(source, stream)
+    except JournalCorrupt as error:
+        if not accepts_end or error.kind != "unmarked":
+            raise
+        return str(error)
+    return ""
 
 
 def copy_on(

@@ -28,6 +28,7 @@ KINDS: dict[str, str] = {
     "reordered": "the record that belongs here lies elsewhere in the stream, or an older engine epoch follows a newer one",
     "truncated": "the stream ends before a head that is known",
     "torn": "the last record is there in part",
+    "unmarked": "all that is there is whole, and what told how far the stream was acknowledged is lost",
     "erased": "the record has lost its content, and no redaction says so",
     "restored": "the record has a content that a redaction says is gone",
 }
@@ -45,6 +46,29 @@ class Inspected(Protocol):
             JournalCorrupt: it's damaged.
         """
         ...
+
+
+@runtime_checkable
+class EndChecked(Protocol):
+    """A reader that reads a stream also where it can't vouch for its end."""
+
+    def check_end(self, stream: str = DEFAULT_STREAM) -> None:
+        """See whether it can.
+
+        Raises:
+            JournalCorrupt: it can't; kind `unmarked`.
+        """
+        ...
+
+
+def check_end(reader: JournalReader, stream: str = DEFAULT_STREAM) -> None:
+    """See to it that nobody has to doubt whether a stream still ends where it was acknowledged to.
+
+    Raises:
+        JournalCorrupt: everybody has to; kind `unmarked`.
+    """
+    if isinstance(reader, EndChecked):
+        reader.check_end(stream)
 
 
 class Chain:
@@ -152,6 +176,7 @@ def read_verified(
         stored = reader.head(stream)
     if head.position > stored.position or head.engine_epoch > stored.engine_epoch:
         raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
+    check_end(reader, stream)
 
 
 def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect: Head | None = None) -> Head:

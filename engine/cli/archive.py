@@ -52,7 +52,7 @@ def command(until: str, folder: Path, form: str, stream: str, as_json: bool, jou
     from refold.journal.archives import ArchivingStore, border_of
     from refold.journal.stores import open_store
 
-    with reading(journal) as reader:
+    with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
         stop = _position(reader, stream, until, position_at_time)
         todo = stop - border_of(reader, stream).position
     store = open_store(journal)

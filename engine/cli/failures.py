@@ -131,6 +131,8 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
         return f"`{typed('verify', journal)}` says which law is broken, `{log}` shows the events that lead there"
     if error.kind == "foreign":
         return NO_JOURNAL
+    if error.kind == "unmarked":
+        return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
     if error.position == 0:
         return "" if error.kind == "truncated" else "nothing in it can be trusted: restore a backup"
     before = typed("log", journal, options=("--until", error.position - 1))

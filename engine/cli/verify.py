@@ -61,7 +61,7 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
     """
     kept = _kept_head(head, key)
     expect = None if kept is None else kept.head
-    with reading(journal) as reader:
+    with reading(journal, tells_doubt=False) as reader:  # it's what this is about to complain of
         _tell_doubt(journal)
         try:
             with bar("verifying", reader.head().position, "records") as progress:

@@ -370,8 +370,8 @@ class TestFolders:
         fill(store, store.open_stream(), 1)
         store.close()
         (root / "main" / "mark").unlink()
-        for way in (lambda: open_reader(str(root)).head(), SegmentStore(root).open_stream):
-            with pytest.raises(JournalCorrupt, match="lost the mark"):
+        for way in (open_reader(str(root)).check_end, SegmentStore(root).open_stream):
+            with pytest.raises(JournalCorrupt, match="mark is gone"):
                 way()
 
 

@@ -1,5 +1,6 @@
 """The reading half of the port over a folder of segments, live or not. Takes no lock and writes nothing."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.segments import folder
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain
+from refold.journal.stores.segments.marks import MarkLost
 from refold.journal.stores.segments.snapshot_files import (
     FIXED_BYTES,
     body_bytes,
@@ -17,6 +19,7 @@ from refold.journal.stores.segments.snapshot_files import (
     snapshot_position,
     unpack_snapshot,
 )
+from refold.journal.stores.segments.unmarked import lost_end
 from refold.journal.stores.segments.view import StreamView
 
 
@@ -71,6 +74,18 @@ class SegmentReader:
         """The snapshot at a position; None if there is none, or a damaged one."""
         return unpack_snapshot(self._view(stream).file(snapshot_name(position)))
 
+    def check_end(self, stream: str = DEFAULT_STREAM) -> None:
+        """See to it that the stream's end can be vouched for. Where it can't, all methods read what is whole.
+
+        Raises:
+            JournalCorrupt: its mark is damaged or gone (kind `unmarked`); says what is whole, and the way out.
+        """
+        view = self._view(stream)
+        try:
+            view.mark()
+        except MarkLost as lost:
+            raise lost_end(view, lost) from lost
+
     def close(self) -> None:
         """Nothing stays open between calls; a closed reader refuses them all the same."""
         self._closed = True
@@ -100,8 +115,9 @@ def stream_names(files: FileLayer, path: Path) -> list[str]:
 def _stream_in(files: FileLayer, path: Path, name: str) -> str | None:
     view = StreamView(files, path, name)
     view.folder = path / name
-    if view.mark() is None:
-        return None
+    with contextlib.suppress(MarkLost):
+        if view.mark() is None:
+            return None
     segments = view.segments()
     if not segments:
         return None
