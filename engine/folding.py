@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 from refold.journal.archives import border_of
 from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.naming import place_of_reader
 from refold.journal.record import EMPTY_HEAD, Head, head_after
 from refold.journal.snapshots import Snapshot, SnapshotReader, make_snapshot, open_body
 from refold.journal.store import JournalReader
+from refold.journal.stores import doubt_of
 from refold.journal.verify import verified
 from refold.projections.outbox import Outbox
 from refold.projections.totals import Totals
@@ -52,11 +54,12 @@ def nearest(reader: JournalReader, stream: str, stop: int, *, is_end: bool = Fal
     """
     if not isinstance(reader, SnapshotReader) or not fold_version():
         return beginning()
+    whose = {"journal": place_of_reader(reader), "stream": stream}
     for entry in reversed(reader.snapshots(stream)):
         if entry.position > stop:
             if is_end:
                 reason = f"it says that it was made of {entry.position} records, and the journal has {stop}"
-                warn("snapshot_ignored", stream=stream, position=entry.position, reason=reason)
+                warn("snapshot_ignored", **whose, position=entry.position, reason=reason)
             continue
         snapshot = reader.load_snapshot(stream, entry.position)
         if snapshot is None:  # thinned out meanwhile
@@ -64,7 +67,7 @@ def nearest(reader: JournalReader, stream: str, stop: int, *, is_end: bool = Fal
         try:
             return restore(reader, stream, snapshot)
         except (ValueError, JournalError) as error:
-            warn("snapshot_ignored", stream=stream, position=entry.position, reason=str(error)[:200])
+            warn("snapshot_ignored", **whose, position=entry.position, reason=str(error)[:200])
     return beginning()
 
 
@@ -135,6 +138,12 @@ def fold_version() -> str:
         warn("snapshots_off", reason=f"the sources of refold can't be read: {error}")
         return ""
     return said.hexdigest()[:32]
+
+
+def warn_of_doubt(store: JournalReader) -> None:
+    """Say so if a cut-off end of a journal could not be noticed. To be asked before its stream is opened, which mends the mark."""
+    if doubt := doubt_of(store):
+        warn("mark_ignored", journal=place_of_reader(store), reason=doubt)
 
 
 def warn(what: str, **facts: object) -> None:

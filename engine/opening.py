@@ -14,6 +14,7 @@ from refold.engine.history.words import CLOSED
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
 from refold.journal.events import EngineConfig, Event, StateDigest
+from refold.journal.naming import naming, place_of_reader
 from refold.journal.record import Head, Record, head_after
 from refold.journal.store import JournalReader, JournalStore
 from refold.journal.verify import verified
@@ -64,7 +65,8 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
     except Exception as error:
         if not from_snapshot:
             raise
-        warn("snapshot_ignored", stream=stream, position=from_snapshot, reason=str(error)[:200])
+        whose = {"journal": place_of_reader(store), "stream": stream}
+        warn("snapshot_ignored", **whose, position=from_snapshot, reason=str(error)[:200])
         base, from_snapshot = fold_on(store, stream, beginning(), head), 0
     state = base.folded.state
     live = state.requests.live()
@@ -84,9 +86,10 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
 def fold_on(reader: JournalReader, stream: str, base: Base, expect: Head, *, is_whole: bool = True) -> Base:
     """Fold the records from `base` up to `expect` into it; `is_whole`: that is the stream's end. Raises as `fold_journal`."""
     folded, head = base
-    for record in verified(reader.read(stream, head.position, expect.position), head, expect, is_whole=is_whole):
-        fold_record(folded, record)
-        head = head_after(record)
+    with naming(reader):
+        for record in verified(reader.read(stream, head.position, expect.position), head, expect, is_whole=is_whole):
+            fold_record(folded, record)
+            head = head_after(record)
     return Base(folded, head)
 
 

@@ -12,23 +12,24 @@ The source may be written meanwhile: what was there when the copying began is co
 from collections.abc import Callable
 from typing import NamedTuple
 
+from refold.journal.ends import check_end
 from refold.journal.errors import JournalCorrupt, Rejected
+from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, head_after, in_groups
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotReader, SnapshotStore
 from refold.journal.store import JournalReader
-from refold.journal.verify import check_end, verified
+from refold.journal.verify import verified, verified_part
 
 BATCH_RECORDS = 1024
 BATCH_BYTES = 4 << 20
 
 
 class Copied(NamedTuple):
-    """What a copy did: the target's head, how many of its records were there before, and why the source's end is in doubt, if it is."""
+    """What a copy did: the target's head, and how many of its records were there before."""
 
     head: Head
     num_found: int
-    doubt: str = ""
 
 
 def copy_stream(
@@ -55,23 +56,14 @@ def copy_stream(
         JournalOwned: a live engine writes the target.
         JournalError: a store failed; the copy can go on later.
     """
-    doubt = _doubt(source, stream, accepts_end=accepts_end)
+    if not accepts_end:
+        check_end(source, stream)
     goal = source.head(stream)
     start = target.open_replica(stream)
     check_beginning(source, stream, start, goal)
     on_records(start.position)
     copy_on(source, target, stream, start, goal, on_records)
-    return Copied(target.head(stream), start.position, doubt)
-
-
-def _doubt(source: JournalReader, stream: str, *, accepts_end: bool) -> str:
-    try:
-        check_end(source, stream)
-    except JournalCorrupt as error:
-        if not accepts_end or error.kind != "unmarked":
-            raise
-        return str(error)
-    return ""
+    return Copied(target.head(stream), start.position)
 
 
 def copy_on(
@@ -85,7 +77,7 @@ def copy_on(
     """Copy the records from `start`, where the target ends, up to `goal`. Raises as `copy_stream`."""
     head = start
     there = start._replace(engine_epoch=0)
-    records = verified(source.read(stream, start.position, goal.position), there, goal, is_whole=False)
+    records = verified_part(source, stream, there, goal.position, goal)
     for batch in in_groups(records, BATCH_RECORDS, BATCH_BYTES):
         head = target.append(stream, batch)
         on_records(len(batch))
@@ -122,9 +114,10 @@ def verify_copy(
         JournalCorrupt: it doesn't.
     """
     head = EMPTY_HEAD
-    for record in verified(target.read(stream), expect=expect, is_whole=False):
-        head = head_after(record)
-        on_records(1)
+    with naming(target):
+        for record in verified(target.read(stream), expect=expect, is_whole=False):
+            head = head_after(record)
+            on_records(1)
     if (head.position, head.hash) != (expect.position, expect.hash):
         raise JournalCorrupt(
             f"the copy of stream {stream!r} ends at {head.position}, expected {expect.position}: copy it again, to another "

@@ -17,7 +17,9 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from refold.journal.contents import Attestation
+from refold.journal.ends import check_end
 from refold.journal.errors import JournalCorrupt, bad_record
+from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
@@ -46,29 +48,6 @@ class Inspected(Protocol):
             JournalCorrupt: it's damaged.
         """
         ...
-
-
-@runtime_checkable
-class EndChecked(Protocol):
-    """A reader that reads a stream also where it can't vouch for its end."""
-
-    def check_end(self, stream: str = DEFAULT_STREAM) -> None:
-        """See whether it can.
-
-        Raises:
-            JournalCorrupt: it can't; kind `unmarked`.
-        """
-        ...
-
-
-def check_end(reader: JournalReader, stream: str = DEFAULT_STREAM) -> None:
-    """See to it that nobody has to doubt whether a stream still ends where it was acknowledged to.
-
-    Raises:
-        JournalCorrupt: everybody has to; kind `unmarked`.
-    """
-    if isinstance(reader, EndChecked):
-        reader.check_end(stream)
 
 
 class Chain:
@@ -141,6 +120,22 @@ def verified(
         chain.settle()
 
 
+def verified_part(
+    reader: JournalReader,
+    stream: str,
+    start_head: Head = EMPTY_HEAD,
+    stop: int | None = None,
+    expect: Head | None = None,
+) -> Iterator[Record]:
+    """Records of a journal from `start_head` on, before position `stop`, each after it was checked as by `verified`.
+
+    Raises:
+        JournalCorrupt: names the journal, the first bad position and the kind.
+    """
+    with naming(reader):
+        yield from verified(reader.read(stream, start_head.position, stop), start_head, expect, is_whole=False)
+
+
 def attestation_of(reader: JournalReader, stream: str) -> Attestation:
     """For a stream that is read from its first record on, and can be read again."""
     return Attestation(0, lambda start, stop: reader.read(stream, start, stop))
@@ -161,11 +156,16 @@ def read_verified(
     Raises:
         JournalCorrupt: names the first bad position and the kind.
     """
+    with naming(reader):
+        yield from _read_verified(reader, stream, expect, contents or attestation_of(reader, stream))
+
+
+def _read_verified(reader: JournalReader, stream: str, expect: Head | None, contents: Attestation) -> Iterator[Record]:
     if isinstance(reader, Inspected):
         reader.inspect()
     stored = reader.head(stream)
     chain = Chain(expect=stored)
-    chain.contents = contents or attestation_of(reader, stream)
+    chain.contents = contents
     for record in chain.follow(reader.read(stream)):
         _check_expected(chain.head, expect)
         yield record

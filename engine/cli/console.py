@@ -80,10 +80,18 @@ def streams_of(reader: "JournalReader") -> list[str]:
     return list(reader.streams()) if hasattr(reader, "streams") else [DEFAULT_STREAM]
 
 
+def tell_doubt(reader: "JournalReader") -> None:
+    """Say so if a cut-off end could not be noticed, though all else can be."""
+    from refold.journal.stores import doubt_of
+
+    if doubt := doubt_of(reader):
+        note_once(f"refold: {doubt}")
+
+
 def _tell_doubts(reader: "JournalReader") -> None:
     """What is read may not be all there was: say of which streams nobody can tell, once."""
+    from refold.journal.ends import EndChecked, check_end
     from refold.journal.errors import JournalCorrupt
-    from refold.journal.verify import EndChecked, check_end
 
     for stream in streams_of(reader) if isinstance(reader, EndChecked) else []:
         try:

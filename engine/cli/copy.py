@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import json_option, note, reading, remembered, verb, write, write_json
+from refold.engine.cli.console import json_option, note, reading, remembered, tell_doubt, verb, write, write_json
 from refold.engine.cli.failures import Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
-from refold.journal.errors import JournalError, Rejected
+from refold.journal.errors import JournalCorrupt, JournalError, Rejected
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
 from refold.journal.store import DEFAULT_STREAM
@@ -51,6 +51,7 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
     """
     _refuse_itself(source, target)
     with reading(source, tells_doubt=accept_end) as reader:
+        tell_doubt(reader)
         names = _streams(reader, stream)
         if follow and len(names) != 1:
             raise Complaint(f"{count(len(names), 'stream')} can't be followed at once", "name one with --stream")
@@ -86,10 +87,20 @@ def _copy(
         "num_records": copied.head.position,
         "num_copied": copied.head.position - copied.num_found,
         "head": format_head(copied.head),
-        "end_is_vouched": copied.doubt == "",
+        "end_is_vouched": _is_vouched(reader, stream),
         "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
         "seconds": round(time.perf_counter() - started_s, 3),
     }
+
+
+def _is_vouched(reader: "JournalReader", stream: str) -> bool:
+    from refold.journal.ends import check_end
+
+    try:
+        check_end(reader, stream)
+    except JournalCorrupt:
+        return False
+    return True
 
 
 def _say(report: dict[str, Any], as_json: bool) -> None:
@@ -132,6 +143,7 @@ def _streams(reader: "JournalReader", stream: str | None) -> list[str]:
 
 
 def _open_target(target: str) -> ReplicaStore:
+    from refold.engine.folding import warn_of_doubt
     from refold.journal.stores import open_store
     from refold.journal.stores.location import locate
     from refold.migrations import ensure
@@ -140,6 +152,7 @@ def _open_target(target: str) -> ReplicaStore:
         raise Rejected("a copy in memory: would be gone at once: name a file, a folder or a database")
     ensure(target)
     store = open_store(target)
+    warn_of_doubt(store)
     if not isinstance(store, ReplicaStore):
         raise JournalError(f"{target!r} is a store that takes no copies: it has no open_replica")
     return store

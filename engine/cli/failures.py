@@ -21,6 +21,8 @@ from refold.journal.errors import (
     SchemaTooNew,
     WorkerLost,
 )
+from refold.journal.naming import name
+from refold.journal.stores.location import place_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -141,7 +143,7 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
 
 def damaged(error: "JournalCorrupt | Contradiction", journal: str) -> Complaint:
     """The complaint about a journal that turned out to be damaged, with commands for it."""
-    return Complaint(str(error), damage_hint(error, journal), UNREADABLE)
+    return Complaint(str(name(error, place_of(journal))), damage_hint(error, journal), UNREADABLE)
 
 
 def _is_contradiction(error: InvariantViolation) -> "TypeIs[Contradiction]":

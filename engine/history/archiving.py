@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from refold.engine.folding import head_before, nearest, snapshot_of
+from refold.engine.folding import head_before, nearest, snapshot_of, warn_of_doubt
 from refold.engine.opening import fold_on
 from refold.engine.snapshotting import thin_out
 from refold.journal.archives import Archive, ArchivingStore, border_of
 from refold.journal.errors import JournalCorrupt, JournalError, Rejected
+from refold.journal.naming import naming
 from refold.journal.record import Head, Record
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotStore
@@ -92,6 +93,7 @@ def open_for_keeping(store: JournalStore, stream: str) -> None:
     """
     if not isinstance(store, ReplicaStore):
         raise JournalError(f"{type(store).__name__} can't be opened without an engine: it has no open_replica")
+    warn_of_doubt(store)
     store.open_replica(stream)
 
 
@@ -134,7 +136,8 @@ def _write(
             raise Rejected(f"{path} exists and holds something else ({error}): name another folder") from error
     else:
         records = store.read(stream, start.position, goal.position)
-        write_archive(path, stream, _counted(verified(records, start, goal, is_whole=False), on_records))
+        with naming(store):
+            write_archive(path, stream, _counted(verified(records, start, goal, is_whole=False), on_records))
         _check(path, start, goal)
     return describe(path, start.position, goal)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from refold import Engine
+from refold.journal.stores import open_store
 from tests.cli.command import finished, process, refold
 
 RUN = ("run", "--model", "simulated", "--max-tokens", "2")
@@ -58,6 +60,36 @@ class TestADamagedMark:
         assert logged["level"] == "warning"
         assert logged["reason"].startswith(f"{mark} is damaged")
         assert refold("verify", journal).stderr == "", "what was appended has moved the mark"
+
+    def test_whatever_else_opens_the_journal_for_writing_logs_it_too(self, journal: Path, mark: Path) -> None:
+        damaged, folder = mark.read_bytes(), journal.parent
+        for verb in (
+            ("redact", journal, "run1-1"),
+            ("archive", "--until", "2", "--to", folder / "archive", journal),
+            ("compact", journal),
+        ):
+            mark.write_bytes(damaged)
+            status, _, stderr = finished(*map(str, verb))
+            assert status == 0, stderr
+            (logged,) = events(stderr)
+            assert (logged["event"], logged["journal"]) == ("mark_ignored", str(journal)), verb
+            assert logged["reason"].startswith(f"{mark} is damaged")
+
+    def test_a_copy_says_it_of_its_source(self, journal: Path, mark: Path, tmp_path: Path) -> None:
+        copied = refold("copy", journal, tmp_path / "copy.db")
+        assert copied.exit_code == 0
+        assert copied.stderr.startswith(f"refold: {mark} is damaged")
+
+    def test_an_engine_that_is_given_a_store_logs_it_with_the_journals_place(
+        self, journal: Path, mark: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store = open_store(str(journal))
+        with Engine("simulated", store) as engine:
+            engine.run(["by an object"])
+        store.close()
+        (logged,) = events(capsys.readouterr().err)
+        assert (logged["event"], logged["journal"]) == ("mark_ignored", str(journal))
+        assert logged["reason"].startswith(f"{mark} is damaged")
 
 
 class TestALostMarkOfSegments:

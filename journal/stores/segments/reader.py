@@ -36,6 +36,11 @@ class SegmentReader:
         folder.require(path, files)
         self._path, self._files, self._closed = path, files, False
 
+    @property
+    def place(self) -> str:
+        """Where the journal is, as messages call it."""
+        return str(self._path)
+
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
         assert start >= 0, f"positions start at 0, not {start}"
