@@ -55,6 +55,7 @@ class Timeline:
         self._events: list[Event] = []
         self._since_checkpoint = 0
         self._named_until = 0
+        self._told = set[int]()
 
     @classmethod
     def open(cls, url: str, stream: str = DEFAULT_STREAM) -> "Timeline":
@@ -271,7 +272,7 @@ class Timeline:
         if here <= stop and here >= max(kept, stored):
             return
         if stored > kept:
-            base = nearest(self.reader, self.stream, stop)
+            base = nearest(self.reader, self.stream, stop, self._told)
             if base.head.position > kept:
                 self._set(base)
                 self.checkpoints.keep(base.folded.state, base.head)
