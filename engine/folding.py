@@ -86,14 +86,29 @@ def search(reader: JournalReader, stream: str, stop: int) -> tuple[Base, list[Un
                 unsound.append(Unsound(entry.position, _beyond(reader, stream, entry.position, end), is_for_good=True))
             continue
         snapshot = reader.load_snapshot(stream, entry.position)
-        if snapshot is None:  # thinned out meanwhile
-            continue
+        if snapshot is None and not any(each.position == entry.position for each in reader.snapshots(stream)):
+            continue  # thinned out meanwhile
         try:
-            return restore(reader, stream, snapshot), unsound
+            return restore(reader, stream, _at(entry.position, snapshot)), unsound
         except (ValueError, JournalError) as error:
             is_for_good = isinstance(error, NotOfThisJournal)
             unsound.append(Unsound(entry.position, str(error)[:200], is_for_good))
     return beginning(), unsound
+
+
+def _at(position: int, snapshot: Snapshot | None) -> Snapshot:
+    """The snapshot that is kept at a position, if it's one, and says so itself.
+
+    Raises:
+        NotOfThisJournal: it isn't.
+    """
+    if snapshot is None:
+        raise NotOfThisJournal("it can't be read: its bytes were changed, or cut off")
+    if snapshot.position != position:
+        raise NotOfThisJournal(
+            f"it's kept as one of {position} records, and says that it was made of {snapshot.position}"
+        )
+    return snapshot
 
 
 def warn_of_unsound(reader: JournalReader, stream: str, unsound: Unsound, base: Base, **facts: object) -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from refold import Engine, SamplingParams
+from refold import Engine, SamplingParams, migrations
 from refold.engine import folding, snapshotting, spared
 from refold.engine.folding import Base, beginning, head_before, nearest, snapshot_of
 from refold.engine.history.replay import replay, state_at
@@ -16,6 +18,7 @@ from refold.engine.history.timeline import Timeline
 from refold.engine.opening import fold_journal, fold_on
 from refold.engine.snapshotting import SnapshotKeeper
 from refold.engine.spared import SparedRecords
+from refold.journal.copying import copy_stream
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.record import Head
 from refold.journal.snapshots import Snapshot
@@ -233,6 +236,40 @@ def test_a_timeline_that_walks_about_says_it_once(journal: str, warnings: list) 
     for position in (35, 3, 33, 5, 34):
         timeline.seek(position)
     assert [facts["position"] for _, facts in warnings] == [30]
+
+
+FILE_DAMAGE = {
+    "its first byte": lambda path: path.write_bytes(b"?" + path.read_bytes()[1:]),
+    "a byte in its middle": lambda path: path.write_bytes(path.read_bytes()[:500] + b"?" + path.read_bytes()[501:]),
+    "its end": lambda path: os.truncate(path, 400),
+    "all of it": lambda path: os.truncate(path, 0),
+    "its name": lambda path: path.rename(path.with_name(f"{25:020d}.snapshot")),
+}
+
+
+@pytest.mark.parametrize("damage", FILE_DAMAGE.values(), ids=FILE_DAMAGE.keys())
+def test_a_damaged_snapshot_beside_segments_is_told_and_dropped_like_any_other(
+    journal: str, tmp_path: Path, damage: Callable[[Path], object], warnings: list
+) -> None:
+    kept_at(journal, 12)
+    plain = f"segments:///{tmp_path / 'plain'}"
+    migrations.ensure(plain)
+    store = open_store(plain)
+    copy_stream(open_reader(journal), store, "main")  # type: ignore[arg-type]
+    for position in (12, 30):
+        store.save_snapshot("main", snapshot_of(*whole_fold(journal, position)))  # type: ignore[attr-defined]
+    store.close()
+    damage(tmp_path / "plain" / "main" / f"{30:020d}.snapshot")
+    reader = open_reader(plain)
+    assert nearest(reader, "main", 28 if damage is FILE_DAMAGE["its name"] else 35).head.position == 12
+    for _ in range(2):
+        store = open_store(plain)
+        _, recovery = fold_journal(store, "main", store.open_stream())
+        assert recovery.from_snapshot == 12
+        store.close()
+    assert [facts.get("dropped", False) for _, facts in warnings] == [False, True]
+    assert [entry.position for entry in reader.snapshots()] == [12]  # type: ignore[attr-defined]
+    assert not list((tmp_path / "plain" / "main").glob("*[23]?.snapshot"))
 
 
 def test_a_state_that_a_later_record_contradicts_is_folded_again_from_the_start(journal: str, warnings: list) -> None:

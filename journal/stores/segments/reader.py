@@ -66,13 +66,12 @@ class SegmentReader:
         return self._view(stream).archives()
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
-        """What snapshots there are, by position."""
+        """What snapshots there are, by position; a damaged one too, of 0 bytes if it can't even tell that."""
         view, found = self._view(stream), []
         for name in view.names():
             position = snapshot_position(name)
-            size = None if position is None else body_bytes(view.file(name, FIXED_BYTES))
-            if position is not None and size is not None:
-                found.append(SnapshotEntry(position, size))
+            if position is not None:
+                found.append(SnapshotEntry(position, body_bytes(view.file(name, FIXED_BYTES)) or 0))
         return sorted(found)
 
     def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
