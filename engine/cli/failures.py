@@ -136,7 +136,7 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
     if error.kind == "unmarked":
         return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
     if error.position == 0:
-        return "" if error.kind == "truncated" else "nothing in it can be trusted: restore a backup"
+        return "" if error.kind in {"truncated", "deleted"} else "nothing in it can be trusted: restore a backup"
     before = typed("log", journal, options=("--until", error.position - 1))
     return f"the records before it are whole: `{before}` lists them; for the others, restore a backup"
 

@@ -59,6 +59,17 @@ def whole_of(view: StreamView) -> Whole:
     return whole
 
 
+def is_unborn(view: StreamView) -> bool:
+    """Whether a stream has no mark because its beginning was interrupted: there's at most a first segment without groups."""
+    if any(snapshot_position(name) is not None for name in view.names()):
+        return False
+    names = view.segments()
+    if names != [SegmentName(0, sealed=False)]:
+        return not names
+    with view.opened(names[0]) as (_fd, header, size):
+        return size == header.size
+
+
 def lost_end(view: StreamView, lost: MarkLost) -> JournalCorrupt:
     """The error of a stream without a mark: what is there, what can't be known, and the way out.
 

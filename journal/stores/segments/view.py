@@ -19,7 +19,6 @@ from refold.journal.stores.segments.frames import Group, SegmentHeader
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, read_mark
 from refold.journal.stores.segments.scan import FileBytes, Place, records_of, walk
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
-from refold.journal.stores.segments.snapshot_files import snapshot_position
 from refold.journal.stores.segments.tail import Tail, find_tail
 
 _ATTEMPTS = 20
@@ -104,7 +103,9 @@ class StreamView:
             try:
                 fd = self.files.open(path, READ)
             except FileNotFoundError:
-                if self._is_unborn():
+                from refold.journal.stores.segments.unmarked import is_unborn  # noqa: PLC0415 - it stands on this module
+
+                if is_unborn(self):
                     return None
                 continue  # it was born since, or the mark is gone
             except OSError as error:
@@ -238,7 +239,7 @@ class StreamView:
         if not segments or segments[-1].first != end.segment:
             raise damaged(self.folder, end.segment, "truncated", "begins a segment that is not there")
         if start < segments[0].first:
-            raise damaged(self.folder, start, "deleted", f"is not there; the first segment has {segments[0].first}")
+            raise self._not_there(start, segments[0].first)
         position = start
         for number, name in enumerate(segments):
             following = segments[number + 1].first if number + 1 < len(segments) else None
@@ -290,15 +291,9 @@ class StreamView:
         finally:
             close_read(self.files, fd)
 
+    def _not_there(self, start: int, first: int) -> JournalCorrupt:
+        lost = "" if self.archives() else ", and no list of archives is there: see `refold archive --adopt`"
+        return damaged(self.folder, start, "deleted", f"is not there; the first segment has {first}{lost}")
+
     def _cut_off(self, path: Path, position: int) -> JournalCorrupt:
         return damaged(path, position, "truncated", "was acknowledged, but the file ends before it")
-
-    def _is_unborn(self) -> bool:
-        """Whether a folder without a mark is a stream whose beginning was interrupted: at most an empty first segment."""
-        if any(snapshot_position(name) is not None for name in self.names()):
-            return False
-        names = self.segments()
-        if names != [SegmentName(0, sealed=False)]:
-            return not names
-        with self.opened(names[0]) as (_fd, header, size):
-            return size == header.size
