@@ -103,7 +103,7 @@ def test_a_damaged_list_of_archives_is_found(journal, tmp_path):
     data = path.read_bytes()
     for index in range(len(data)):
         path.write_bytes(data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :])
-        with pytest.raises(JournalError, match="list of archives"):
+        with pytest.raises(JournalError, match="lists where older records are archived"):
             list(open_reader(str(root)).read())
 
 
