@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 from refold.journal.archives import border_of
 from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.naming import place_of_reader
 from refold.journal.record import EMPTY_HEAD, Head, head_after
-from refold.journal.snapshots import Snapshot, SnapshotReader, make_snapshot, open_body
+from refold.journal.snapshots import Snapshot, SnapshotReader, checksum_of, make_snapshot, open_body
 from refold.journal.store import JournalReader
+from refold.journal.stores import doubt_of
 from refold.journal.verify import verified
 from refold.projections.outbox import Outbox
 from refold.projections.totals import Totals
@@ -42,50 +44,110 @@ def beginning() -> Base:
     return Base(Folded(State(), Outbox(), Totals()), EMPTY_HEAD)
 
 
-def nearest(reader: JournalReader, stream: str, stop: int, *, is_end: bool = False) -> Base:
+class Unsound(NamedTuple):
+    """A snapshot that was passed over, and why. `is_for_good`: nothing that happens to the journal can make it one of it."""
+
+    position: int
+    reason: str
+    is_for_good: bool
+
+
+class NotOfThisJournal(ValueError):
+    """A snapshot that isn't what was stored, or was made of another history: not now, and never."""
+
+
+def nearest(reader: JournalReader, stream: str, stop: int, told: set[int] | None = None) -> Base:
     """The fold that is nearest to position `stop`, not beyond it, without folding anything.
 
-    With `is_end` the stream ends there: then a snapshot beyond is not one of this journal, and warned of as any other.
+    Unsound snapshots on the way are warned of, but for those whose positions are in `told`, which remembers them.
 
     Raises:
         JournalError: the journal can't be read.
     """
+    base, unsound = search(reader, stream, stop)
+    for each in unsound:
+        if told is None or each.position not in told:
+            warn_of_unsound(reader, stream, each, base)
+    if told is not None:
+        told.update(each.position for each in unsound)
+    return base
+
+
+def search(reader: JournalReader, stream: str, stop: int) -> tuple[Base, list[Unsound]]:
+    """As `nearest`, and what was passed over. A snapshot beyond `stop` is looked at only if it's beyond the journal's end too."""
     if not isinstance(reader, SnapshotReader) or not fold_version():
-        return beginning()
+        return beginning(), []
+    unsound = list[Unsound]()
+    end: int | None = None
     for entry in reversed(reader.snapshots(stream)):
         if entry.position > stop:
-            if is_end:
-                reason = f"it says that it was made of {entry.position} records, and the journal has {stop}"
-                warn("snapshot_ignored", stream=stream, position=entry.position, reason=reason)
+            end = reader.head(stream).position if end is None else end
+            if entry.position > end:
+                unsound.append(Unsound(entry.position, _beyond(reader, stream, entry.position, end), is_for_good=True))
             continue
         snapshot = reader.load_snapshot(stream, entry.position)
-        if snapshot is None:  # thinned out meanwhile
-            continue
+        if snapshot is None and not any(each.position == entry.position for each in reader.snapshots(stream)):
+            continue  # thinned out meanwhile
         try:
-            return restore(reader, stream, snapshot)
+            return restore(reader, stream, _at(entry.position, snapshot)), unsound
         except (ValueError, JournalError) as error:
-            warn("snapshot_ignored", stream=stream, position=entry.position, reason=str(error)[:200])
-    return beginning()
+            is_for_good = isinstance(error, NotOfThisJournal)
+            unsound.append(Unsound(entry.position, str(error)[:200], is_for_good))
+    return beginning(), unsound
+
+
+def _at(position: int, snapshot: Snapshot | None) -> Snapshot:
+    """The snapshot that is kept at a position, if it's one, and says so itself.
+
+    Raises:
+        NotOfThisJournal: it isn't.
+    """
+    if snapshot is None:
+        raise NotOfThisJournal("it can't be read: its bytes were changed, or cut off")
+    if snapshot.position != position:
+        raise NotOfThisJournal(
+            f"it's kept as one of {position} records, and says that it was made of {snapshot.position}"
+        )
+    return snapshot
+
+
+def warn_of_unsound(reader: JournalReader, stream: str, unsound: Unsound, base: Base, **facts: object) -> None:
+    """Say that a snapshot was passed over, why, and how many records the snapshot that is used instead has; 0: there's none."""
+    whose = {"journal": place_of_reader(reader), "stream": stream, "position": unsound.position}
+    warn("snapshot_ignored", **whose, reason=unsound.reason, folded_from=base.head.position, **facts)
 
 
 def restore(reader: JournalReader, stream: str, snapshot: Snapshot) -> Base:
     """The fold in a snapshot, after everything about it was checked.
 
     Raises:
-        ValueError: it isn't sound, or isn't of this journal, or not of this code.
+        NotOfThisJournal: it isn't sound, or isn't of this journal.
+        ValueError: it's of other code, or the record that it was made after is damaged.
     """
+    try:
+        body = open_body(snapshot)
+    except ValueError as error:
+        raise NotOfThisJournal(str(error)) from error
     if snapshot.version != fold_version():
         raise ValueError("it was made by another version of refold")
-    body = open_body(snapshot)
     _check_place(reader, stream, snapshot)
     try:
         folded = unpack(body)
         found = digest(folded.state)
     except Exception as error:
-        raise ValueError(f"it can't be decoded: {type(error).__name__}: {error}") from error
+        raise NotOfThisJournal(f"it can't be decoded: {type(error).__name__}: {error}") from error
     if found != snapshot.digest:
-        raise ValueError(f"its state hashes to {found[:16]}, it says {snapshot.digest[:16]}")
+        raise NotOfThisJournal(f"its state hashes to {found[:16]}, it says {snapshot.digest[:16]}")
     return Base(folded, snapshot.head)
+
+
+def _beyond(reader: SnapshotReader, stream: str, position: int, end: int) -> str:
+    """What a snapshot of more records than there are says: that they were there, if its bytes are what was stored."""
+    reason = f"it says that it was made of {position} records, and the journal has {end}"
+    snapshot = reader.load_snapshot(stream, position)
+    if snapshot is None or checksum_of(snapshot) != snapshot.checksum:
+        return reason
+    return f"{reason}: the others were acknowledged, and are gone; it names the head {position}:{snapshot.hash.hex()}"
 
 
 def snapshot_of(folded: Folded, head: Head) -> Snapshot:
@@ -97,7 +159,9 @@ def _check_place(reader: JournalReader, stream: str, snapshot: Snapshot) -> None
     """The record before the snapshot is the one that it names, and follows from the one before it."""
     try:
         if head_before(reader, stream, snapshot.position) != snapshot.head:
-            raise ValueError(f"record {snapshot.position - 1} of the journal is not the one that it was made after")
+            raise NotOfThisJournal(
+                f"record {snapshot.position - 1} of the journal is not the one that it was made after"
+            )
     except JournalCorrupt as error:
         raise ValueError(f"the record before it is damaged: {error}") from error
 
@@ -135,6 +199,12 @@ def fold_version() -> str:
         warn("snapshots_off", reason=f"the sources of refold can't be read: {error}")
         return ""
     return said.hexdigest()[:32]
+
+
+def warn_of_doubt(store: JournalReader) -> None:
+    """Say so if a cut-off end of a journal could not be noticed. To be asked before its stream is opened, which mends the mark."""
+    if doubt := doubt_of(store):
+        warn("mark_ignored", journal=place_of_reader(store), reason=doubt)
 
 
 def warn(what: str, **facts: object) -> None:

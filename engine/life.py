@@ -1,7 +1,6 @@
 """One life of an engine on a journal: begun by opening it, ended by closing it or by a failure."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from refold.engine.audit.inline import InlineAudit
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
-from refold.engine.folding import Base, warn
+from refold.engine.folding import Base, warn, warn_of_doubt
 from refold.engine.messages import CLOSED
 from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
 from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
@@ -20,8 +19,9 @@ from refold.engine.spared import SparedRecords
 from refold.engine.submissions import Desk
 from refold.gpu.batch import Worker
 from refold.gpu.loading import Loading
-from refold.journal.errors import JournalCorrupt, Rejected
+from refold.journal.errors import InvariantViolation, JournalCorrupt, Rejected
 from refold.journal.events import EngineConfig
+from refold.journal.naming import name, place_of_reader
 from refold.journal.record import Head
 from refold.journal.store import JournalStore
 from refold.journal.stores import doubt_of_end, open_store
@@ -170,12 +170,17 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
         Rejected: the model isn't the one that the journal's unfinished requests run on.
         JournalError: the journal can't be opened, has an owner, or is damaged.
     """
-    place = place_of(args.journal) if given_store is None else f"a {type(given_store).__name__}"
-    with _told_place(place):
+    place = place_of(args.journal) if given_store is None else place_of_reader(given_store)
+    try:
         return _begin(args, prepared, given_store, place)
+    except (JournalCorrupt, InvariantViolation) as error:  # it names a record, and may not name the journal
+        name(error, place)
+        raise
 
 
 def _begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None, place: str) -> Life:
+    if given_store is not None:
+        warn_of_doubt(given_store)
     store = given_store or _open_store(args.journal)
     audit = InlineAudit(store, args.stream, args.journal if args.audit else None)
     try:
@@ -189,24 +194,6 @@ def _begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | Non
     owns = given_store is None
     desk, loading = prepared.desk, prepared.loading
     return Life(args.stream, desk, core, recovery, store, owns, snapshots, spared, is_synced, anchor, audit, loading)
-
-
-@contextlib.contextmanager
-def _told_place(place: str) -> Iterator[None]:
-    """Damage names a record; whoever has several journals must know of which."""
-    try:
-        yield
-    except JournalCorrupt as error:
-        told = _with_place(error, place)
-        if told is error:
-            raise
-        raise told from error
-
-
-def _with_place(error: JournalCorrupt, place: str) -> JournalCorrupt:
-    if place in str(error):
-        return error
-    return JournalCorrupt(f"{place}: {error}", position=error.position, kind=error.kind)
 
 
 def _open_store(url: str) -> JournalStore:
@@ -247,5 +234,5 @@ def _start(
         writer.close()
         snapshots.close(None)
         raise
-    spared.check_many(lambda error: core.on_journal_failed(_with_place(error, place)))
+    spared.check_many(lambda error: core.on_journal_failed(name(error, place)))
     return core, recovery, snapshots, spared, anchor

@@ -9,12 +9,14 @@ import time
 from dataclasses import dataclass
 
 from refold import __version__
-from refold.engine.folding import Base, beginning, nearest, warn
+from refold.engine.folding import Base, Unsound, beginning, search, warn_of_unsound
 from refold.engine.history.words import CLOSED
 from refold.journal.codec import decode
-from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
+from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalError, NotFound
 from refold.journal.events import EngineConfig, Event, StateDigest
+from refold.journal.naming import naming
 from refold.journal.record import Head, Record, head_after
+from refold.journal.snapshots import SnapshotStore
 from refold.journal.store import JournalReader, JournalStore
 from refold.journal.verify import verified
 from refold.projections.outbox import Outbox, Output
@@ -50,22 +52,21 @@ class Recovery:
 
 
 def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Recovery]:
-    """Fold all records up to `head`, from the newest sound snapshot on if there is one.
+    """Fold all records up to `head`, from the newest sound snapshot on if there is one. What is unsound for good is dropped.
 
     Raises:
         JournalCorrupt: a record is not what was written.
         InvariantViolation: a record contradicts the state that those before it make, or a recorded digest.
     """
     started_s = time.perf_counter()
-    start = nearest(store, stream, head.position, is_end=True)
-    from_snapshot = start.head.position
+    start, unsound = search(store, stream, head.position)
+    is_sound = False
     try:
-        base = fold_on(store, stream, start, head)
-    except Exception as error:
-        if not from_snapshot:
-            raise
-        warn("snapshot_ignored", stream=stream, position=from_snapshot, reason=str(error)[:200])
-        base, from_snapshot = fold_on(store, stream, beginning(), head), 0
+        base, start = _fold_from(store, stream, start, head, unsound)
+        is_sound = True
+    finally:  # of a journal that is refused nothing is dropped
+        for each in unsound:
+            warn_of_unsound(store, stream, each, start, dropped=is_sound and _dropped(store, stream, each))
     state = base.folded.state
     live = state.requests.live()
     recovery = Recovery(
@@ -75,18 +76,42 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
         steps_lost=len(state.window.in_flight),
         was_closed=not state.is_open,
         seconds=time.perf_counter() - started_s,
-        from_snapshot=from_snapshot,
+        from_snapshot=start.head.position,
         request_ids=tuple(request.request_id for request in live if not request.resumable),
     )
     return base, recovery
 
 
+def _fold_from(store: JournalStore, stream: str, start: Base, head: Head, unsound: list[Unsound]) -> tuple[Base, Base]:
+    """Fold from a snapshot; from the first record, if that shows that the snapshot, now `unsound`, was wrong. Also where it began."""
+    from_snapshot = start.head.position
+    try:
+        return fold_on(store, stream, start, head), start
+    except Exception as error:
+        if not from_snapshot:
+            raise
+        unsound.append(Unsound(from_snapshot, str(error)[:200], is_for_good=True))
+    return fold_on(store, stream, beginning(), head), beginning()
+
+
+def _dropped(store: JournalStore, stream: str, unsound: Unsound) -> bool:
+    """Forget a snapshot that can never be used, so that it's warned of once. Whether it's gone."""
+    if not unsound.is_for_good or not isinstance(store, SnapshotStore):
+        return False
+    try:
+        store.drop_snapshots(stream, [unsound.position])
+    except JournalError:  # nothing depends on it
+        return False
+    return True
+
+
 def fold_on(reader: JournalReader, stream: str, base: Base, expect: Head, *, is_whole: bool = True) -> Base:
     """Fold the records from `base` up to `expect` into it; `is_whole`: that is the stream's end. Raises as `fold_journal`."""
     folded, head = base
-    for record in verified(reader.read(stream, head.position, expect.position), head, expect, is_whole=is_whole):
-        fold_record(folded, record)
-        head = head_after(record)
+    with naming(reader):
+        for record in verified(reader.read(stream, head.position, expect.position), head, expect, is_whole=is_whole):
+            fold_record(folded, record)
+            head = head_after(record)
     return Base(folded, head)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from refold.engine.folding import warn_of_doubt
 from refold.engine.history.timeline import Timeline
 from refold.engine.life import Life
 from refold.engine.messages import Ask
@@ -78,6 +79,7 @@ def lift_at_rest(url: str, request_id: str, stream: str = DEFAULT_STREAM) -> Non
         decide(timeline.seek(len(timeline) - 1).state, command)  # refused before the stream is touched
         store = open_store(url)
         try:
+            warn_of_doubt(store)
             head = store.open_stream(stream)
             timeline.refresh()
             events = decide(timeline.seek(head.position - 1).state, command)

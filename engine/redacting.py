@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from refold.engine.audit.place import forget_beside
+from refold.engine.folding import warn_of_doubt
 from refold.engine.history.redaction import RedactionPlan
 from refold.engine.life import Life
 from refold.engine.messages import Ask
@@ -62,6 +63,7 @@ def redact_at_rest(url: str, request_id: str, reason: str = "", stream: str = DE
         reader.close()
     store = open_store(url)
     try:
+        warn_of_doubt(store)
         head = _erasing(store).open_stream(stream)
         plan.follow(store.read(stream, plan.position, head.position))
         (event,) = decide(plan.state, _command(plan, store, stream, reason))

@@ -19,10 +19,11 @@ from refold.engine.folding import Base, fold_version, nearest, warn
 from refold.engine.opening import fold_record
 from refold.journal.archives import border_of
 from refold.journal.errors import RefoldError
+from refold.journal.naming import place_of_reader
 from refold.journal.record import head_after
 from refold.journal.snapshots import SnapshotStore, kept, make_snapshot
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 from refold.scheduler.snapshot import pack
 from refold.scheduler.state import digest
 
@@ -92,13 +93,13 @@ class SnapshotKeeper:
         except Exception as error:  # noqa: BLE001 - whatever it is, the engine goes on without snapshots
             self._store = None
             reason = str(error) if isinstance(error, RefoldError) else repr(error)
-            warn("snapshots_off", stream=self._stream, reason=reason[:200])
+            warn("snapshots_off", journal=place_of_reader(store), stream=self._stream, reason=reason[:200])
 
     def _catch_up(self, store: SnapshotStore) -> None:
         """Fold what has become durable since the last time, and keep it."""
         folded, head = self._base or nearest(self._reader, self._stream, self._durable)
         goal = self._durable
-        records = verified(self._reader.read(self._stream, head.position, goal), head, is_whole=False)
+        records = verified_part(self._reader, self._stream, head, goal)
         for record in at_ease(records, self._closing):
             fold_record(folded, record)
             head = head_after(record)

@@ -18,9 +18,10 @@ from refold.engine.folding import head_before, warn
 from refold.engine.snapshotting import at_ease
 from refold.journal.archives import border_of
 from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.naming import place_of_reader
 from refold.journal.record import Head, Record
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified, verified_part
 
 FEW_RECORDS = 20_000
 """So many are checked before the engine opens: 0.2 s, at 10 us each. Of more, a twentieth of that: 10 ms."""
@@ -85,8 +86,7 @@ class SparedRecords:
         """
         middle = head_before(self._reader, self._stream, self._first)
         for start, end in ((middle, self._head), (self._border, middle)):
-            records = self._reader.read(self._stream, start.position, end.position)
-            yield from verified(records, start, end, is_whole=False)
+            yield from verified_part(self._reader, self._stream, start, end.position, end)
 
     def check_many(self, on_damage: Callable[[JournalCorrupt], None]) -> None:
         """If they are many, check them in a thread of its own, which calls `on_damage` if one isn't what was written."""
@@ -108,4 +108,9 @@ class SparedRecords:
         except JournalCorrupt as error:
             on_damage(error)
         except JournalError as error:
-            warn("spared_records_unchecked", stream=self._stream, reason=str(error)[:200])
+            warn(
+                "spared_records_unchecked",
+                journal=place_of_reader(self._reader),
+                stream=self._stream,
+                reason=str(error)[:200],
+            )

@@ -12,12 +12,14 @@ The source may be written meanwhile: what was there when the copying began is co
 from collections.abc import Callable
 from typing import NamedTuple
 
+from refold.journal.ends import check_end
 from refold.journal.errors import JournalCorrupt, Rejected
+from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, head_after, in_groups
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotReader, SnapshotStore
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified, verified_part
 
 BATCH_RECORDS = 1024
 BATCH_BYTES = 4 << 20
@@ -36,6 +38,7 @@ def copy_stream(
     stream: str,
     *,
     on_records: Callable[[int], None] = lambda _: None,
+    accepts_end: bool = False,
 ) -> Copied:
     """Copy what the source has now. The target's stream is open for copying when this returns.
 
@@ -44,13 +47,17 @@ def copy_stream(
         target: where to.
         stream: of both.
         on_records: called with the number of records that have been found or copied.
+        accepts_end: copy what is whole also where nobody can tell whether the source's end is gone. The copy won't show it.
 
     Raises:
         Rejected: the target holds something else.
-        JournalCorrupt: the source is damaged; what is before the damage has been copied.
+        JournalCorrupt: the source is damaged; what is before the damage has been copied. Or its end can't be vouched for, and
+            nothing has been.
         JournalOwned: a live engine writes the target.
         JournalError: a store failed; the copy can go on later.
     """
+    if not accepts_end:
+        check_end(source, stream)
     goal = source.head(stream)
     start = target.open_replica(stream)
     check_beginning(source, stream, start, goal)
@@ -70,7 +77,7 @@ def copy_on(
     """Copy the records from `start`, where the target ends, up to `goal`. Raises as `copy_stream`."""
     head = start
     there = start._replace(engine_epoch=0)
-    records = verified(source.read(stream, start.position, goal.position), there, goal, is_whole=False)
+    records = verified_part(source, stream, there, goal.position, goal)
     for batch in in_groups(records, BATCH_RECORDS, BATCH_BYTES):
         head = target.append(stream, batch)
         on_records(len(batch))
@@ -107,9 +114,10 @@ def verify_copy(
         JournalCorrupt: it doesn't.
     """
     head = EMPTY_HEAD
-    for record in verified(target.read(stream), expect=expect, is_whole=False):
-        head = head_after(record)
-        on_records(1)
+    with naming(target):
+        for record in verified(target.read(stream), expect=expect, is_whole=False):
+            head = head_after(record)
+            on_records(1)
     if (head.position, head.hash) != (expect.position, expect.hash):
         raise JournalCorrupt(
             f"the copy of stream {stream!r} ends at {head.position}, expected {expect.position}: copy it again, to another "

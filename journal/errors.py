@@ -7,7 +7,13 @@ A message carries the numbers that led to it and what to do next, in one line.
 
 
 class RefoldError(Exception):
-    """The root of every error that refold raises on purpose."""
+    """The root of every error that refold raises on purpose.
+
+    Attributes:
+        place: where the journal is that it is about, once `refold.journal.naming` has said so.
+    """
+
+    place = ""
 
 
 class Rejected(RefoldError, ValueError):

@@ -64,7 +64,10 @@ class SnapshotReader(Protocol):
         ...
 
     def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
-        """The snapshot at exactly this position, as it was stored; whether it is sound is for the caller to check."""
+        """The snapshot at exactly this position, as it was stored; whether it is sound is for the caller to check.
+
+        None, if there is none, or if what is listed there can't be made out.
+        """
         ...
 
 

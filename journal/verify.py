@@ -17,7 +17,9 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from refold.journal.contents import Attestation
+from refold.journal.ends import check_end
 from refold.journal.errors import JournalCorrupt, bad_record
+from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
@@ -28,6 +30,7 @@ KINDS: dict[str, str] = {
     "reordered": "the record that belongs here lies elsewhere in the stream, or an older engine epoch follows a newer one",
     "truncated": "the stream ends before a head that is known",
     "torn": "the last record is there in part",
+    "unmarked": "all that is there is whole, and what told how far the stream was acknowledged is lost",
     "erased": "the record has lost its content, and no redaction says so",
     "restored": "the record has a content that a redaction says is gone",
 }
@@ -117,6 +120,22 @@ def verified(
         chain.settle()
 
 
+def verified_part(
+    reader: JournalReader,
+    stream: str,
+    start_head: Head = EMPTY_HEAD,
+    stop: int | None = None,
+    expect: Head | None = None,
+) -> Iterator[Record]:
+    """Records of a journal from `start_head` on, before position `stop`, each after it was checked as by `verified`.
+
+    Raises:
+        JournalCorrupt: names the journal, the first bad position and the kind.
+    """
+    with naming(reader):
+        yield from verified(reader.read(stream, start_head.position, stop), start_head, expect, is_whole=False)
+
+
 def attestation_of(reader: JournalReader, stream: str) -> Attestation:
     """For a stream that is read from its first record on, and can be read again."""
     return Attestation(0, lambda start, stop: reader.read(stream, start, stop))
@@ -137,11 +156,16 @@ def read_verified(
     Raises:
         JournalCorrupt: names the first bad position and the kind.
     """
+    with naming(reader):
+        yield from _read_verified(reader, stream, expect, contents or attestation_of(reader, stream))
+
+
+def _read_verified(reader: JournalReader, stream: str, expect: Head | None, contents: Attestation) -> Iterator[Record]:
     if isinstance(reader, Inspected):
         reader.inspect()
     stored = reader.head(stream)
     chain = Chain(expect=stored)
-    chain.contents = contents or attestation_of(reader, stream)
+    chain.contents = contents
     for record in chain.follow(reader.read(stream)):
         _check_expected(chain.head, expect)
         yield record
@@ -152,6 +176,7 @@ def read_verified(
         stored = reader.head(stream)
     if head.position > stored.position or head.engine_epoch > stored.engine_epoch:
         raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
+    check_end(reader, stream)
 
 
 def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect: Head | None = None) -> Head:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refold.engine.audit.place import Place
+from refold.engine.audit.place import Place, derived
 from refold.journal.errors import Rejected
 from refold.journal.stores.location import shown
 from refold.journal.stores.sqlite_file import connect_readonly
@@ -170,8 +170,9 @@ class _Postgres:
 @contextmanager
 def questions(place: Place) -> Iterator[Questions]:
     """`Questions` that are closed afterwards."""
-    asked = Questions(place)
-    try:
-        yield asked
-    finally:
-        asked.close()
+    with derived(place):
+        asked = Questions(place)
+        try:
+            yield asked
+        finally:
+            asked.close()

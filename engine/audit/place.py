@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refold import migrations
-from refold.journal.errors import JournalError
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
-from refold.journal.stores.location import file_path, locate
+from refold.journal.stores.location import file_path, locate, shown
 from refold.projections.audit import beside
 from refold.projections.audit.trailing import Batch, TrailingProjection
 from refold.projections.audit.writer import AuditWriter, Checkpoint
@@ -71,6 +71,25 @@ def _can_write(path: Path) -> bool:
     return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
+@contextmanager
+def derived(place: Place) -> Iterator[None]:
+    """Damage to a file with nothing but a read model is no damage to the journal: it can be made anew.
+
+    Raises:
+        JournalError: the file is damaged; says so.
+    """
+    try:
+        yield
+    except JournalCorrupt as error:
+        is_a_strangers = error.kind == "foreign" and error.__cause__ is None
+        if not place.is_own_file or is_a_strangers or str(place.path) not in str(error):
+            raise
+        raise JournalError(
+            f"{place.path} is the read model of {shown(place.journal)}, and is damaged: it holds nothing that the journal doesn't; "
+            f"move it away, with {place.path}-wal and {place.path}-shm, and the next `refold audit` makes it anew"
+        ) from error
+
+
 def open_writer(place: Place) -> AuditWriter:
     """A writer at a place; a file of its own is made if it isn't there.
 
@@ -110,6 +129,13 @@ def catch_up(
     Raises:
         JournalError: the journal can't be read or the read model not written. Damage in the journal is no error: see the checkpoints.
     """
+    with derived(place):
+        return _caught_up(place, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
+
+
+def _caught_up(
+    place: Place, *, rebuilds: bool, on_start: Callable[[int], None] | None, on_record: Watch | None
+) -> list[Checkpoint]:
     reader = open_reader(place.journal)
     try:
         writer = open_writer(place)
@@ -153,6 +179,11 @@ def streams_of(reader: JournalReader) -> list[str]:
 
 def follow(place: Place, on_batch: Callable[[Batch], None], pause: Callable[[], None]) -> None:
     """Project what there is, and then what comes, until `pause`, called whenever there's nothing to do, raises."""
+    with derived(place):
+        _follow(place, on_batch, pause)
+
+
+def _follow(place: Place, on_batch: Callable[[Batch], None], pause: Callable[[], None]) -> None:
     reader = open_reader(place.journal)
     try:
         writer = open_writer(place)

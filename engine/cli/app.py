@@ -69,13 +69,17 @@ VERBS = {
 
 
 class Settings:
-    """What holds for one run of the command. `command`, with its verb, and `journal`: once they are known."""
+    """What holds for one run of the command. `command`, with its verb, and `journal`: once they are known.
 
-    __slots__ = ("command", "debug", "journal")
+    `told` has what was said on stderr and need not be said again.
+    """
+
+    __slots__ = ("command", "debug", "journal", "told")
 
     def __init__(self) -> None:
         self.command = "refold"
         self.journal = "JOURNAL"
+        self.told: set[str] = set()
         self.debug = os.environ.get("REFOLD_DEBUG", "") not in {"", "0"}
 
     def report(self, error: BaseException) -> int:

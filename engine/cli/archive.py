@@ -23,16 +23,19 @@ EXAMPLES = """Examples:
   refold archive --until 2026-10-01 --to archive/         what was written before October, UTC
   refold archive --until 120000 --to archive/             records 0 to 119999
   refold archive --until 30d --to lake/ --format parquet  the same as Parquet, for DuckDB and others (refold[analytics])
+  refold archive --adopt archive/ refold.db               the journal has lost its list of archives: they are in archive/
 
 Exit status: 0 archived, or nothing to archive; 2 it can't be; 3 the journal is damaged; 5 an engine writes it."""
 
 
 @verb("archive", EXAMPLES)
+@click.option("--until", metavar="POS|TIME|AGE", help="The first record that stays: a position, a date or an age.")
+@click.option("--to", "folder", type=click.Path(file_okay=False, path_type=Path), help="The archive's folder.")
 @click.option(
-    "--until", required=True, metavar="POS|TIME|AGE", help="The first record that stays: a position, a date or an age."
-)
-@click.option(
-    "--to", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="The archive's folder."
+    "--adopt",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="FOLDER",
+    help="Archive nothing: list the archives in this folder anew, in a journal that has lost its list.",
 )
 @click.option(
     "--format", "form", type=click.Choice(["zstd", "parquet"]), default="zstd", help="Of the file; zstd without."
@@ -40,19 +43,29 @@ Exit status: 0 archived, or nothing to archive; 2 it can't be; 3 the journal is 
 @click.option("--stream", default=DEFAULT_STREAM, metavar="NAME", help="Which stream; `main` without.")
 @json_option
 @journal_argument
-def command(until: str, folder: Path, form: str, stream: str, as_json: bool, journal: str) -> None:
+def command(
+    until: str | None, folder: Path | None, adopt: Path | None, form: str, stream: str, as_json: bool, journal: str
+) -> None:
     """Move the oldest records of a journal to a compressed file, and keep the chain.
 
     The journal then begins at a border. All verbs read across it while the file is where it was put, or beside the journal. An
     engine opens without it, by a snapshot that is kept at the border. No engine may be live meanwhile. A kill at any moment
     loses nothing: the same command, or `refold compact`, goes on. The file's room in the journal is used again;
     `refold compact` gives it back.
+
+    Where the archives are is listed in the journal. If that list is lost, --adopt makes it anew: it reads the archives, and takes
+    those that lead to the journal's own first record.
     """
+    if adopt is not None and until is None and folder is None:
+        _adopt(journal, stream, adopt, as_json=as_json)
+        return
+    if adopt is not None or until is None or folder is None:
+        raise click.UsageError("give --until and --to, or --adopt", click.get_current_context())
     from refold.engine.history.archiving import archive_until, delete_archived, open_for_keeping, position_at_time
     from refold.journal.archives import ArchivingStore, border_of
     from refold.journal.stores import open_store
 
-    with reading(journal) as reader:
+    with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
         stop = _position(reader, stream, until, position_at_time)
         todo = stop - border_of(reader, stream).position
     store = open_store(journal)
@@ -67,6 +80,24 @@ def command(until: str, folder: Path, form: str, stream: str, as_json: bool, jou
     finally:
         store.close()
     _say(archive, deleted, as_json)
+
+
+def _adopt(journal: str, stream: str, folder: Path, *, as_json: bool) -> None:
+    from refold.engine.history.archiving import adopt_archives, open_for_keeping
+    from refold.journal.stores import open_store
+
+    store = open_store(journal)
+    try:
+        open_for_keeping(store, stream)
+        found = adopt_archives(store, stream, folder)
+    finally:
+        store.close()
+    for archive in found:
+        if as_json:
+            row = {"start": archive.start, "stop": archive.stop, "path": archive.path}
+            write_json({"schema": "refold.archive/1", "adopted": True, **row})
+        else:
+            write(f"adopted records {archive.start:,} to {archive.stop - 1:,} in {safe(archive.path)}")
 
 
 def _position(reader: "JournalReader", stream: str, until: str, at_time: Any) -> int:

@@ -26,7 +26,7 @@ def command(as_json: bool, journal: str) -> None:
     from refold.journal.stores import open_store
     from refold.journal.stores.sizes import sizes_of
 
-    with reading(journal) as reader:
+    with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
         names = reader.streams() if hasattr(reader, "streams") else [DEFAULT_STREAM]
         num_records = sum(reader.head(name).position for name in names)
     before = sizes_of(journal).all

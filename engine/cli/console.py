@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from refold.engine.cli.app import debug_option
+from refold.engine.cli.app import Settings, debug_option
 from refold.engine.cli.typed import typed
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def verb(name: str, epilog: str) -> Callable[[Callable[..., Any]], click.Command
 
 
 @contextmanager
-def reading(journal: str) -> "Iterator[JournalReader]":
-    """Open a journal for reading.
+def reading(journal: str, *, tells_doubt: bool = True) -> "Iterator[JournalReader]":
+    """Open a journal for reading. With `tells_doubt`, say so if nobody can tell whether its end is gone.
 
     Raises:
         Complaint: there is none, or it is only just being created.
@@ -66,9 +66,38 @@ def reading(journal: str) -> "Iterator[JournalReader]":
     except NotFound as error:
         raise _absent(journal, error) from error
     try:
+        if tells_doubt:
+            _tell_doubts(reader)
         yield reader
     finally:
         reader.close()
+
+
+def streams_of(reader: "JournalReader") -> list[str]:
+    """The names of a journal's streams; the usual one, if it can't tell."""
+    from refold.journal.store import DEFAULT_STREAM
+
+    return list(reader.streams()) if hasattr(reader, "streams") else [DEFAULT_STREAM]
+
+
+def tell_doubt(reader: "JournalReader") -> None:
+    """Say so if a cut-off end could not be noticed, though all else can be."""
+    from refold.journal.stores import doubt_of
+
+    if doubt := doubt_of(reader):
+        note_once(f"refold: {doubt}")
+
+
+def _tell_doubts(reader: "JournalReader") -> None:
+    """What is read may not be all there was: say of which streams nobody can tell, once."""
+    from refold.journal.ends import EndChecked, check_end
+    from refold.journal.errors import JournalCorrupt
+
+    for stream in streams_of(reader) if isinstance(reader, EndChecked) else []:
+        try:
+            check_end(reader, stream)
+        except JournalCorrupt as error:
+            note_once(f"refold: {error}")
 
 
 def require_journal(journal: str) -> None:
@@ -144,6 +173,17 @@ def note(line: str) -> None:
     """One line for the reader at the terminal, not for the next program."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+def note_once(line: str) -> None:
+    """As `note`, unless this command has said it already."""
+    from refold.engine.history.plain import safe
+
+    told = click.get_current_context().find_object(Settings)
+    if told is None or line not in told.told:
+        note(safe(line))
+    if told is not None:
+        told.told.add(line)
 
 
 def colour_on(stream: TextIO) -> bool:

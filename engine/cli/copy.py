@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import json_option, note, reading, verb, write, write_json
+from refold.engine.cli.console import json_option, note, reading, remembered, tell_doubt, verb, write, write_json
 from refold.engine.cli.failures import Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
-from refold.journal.errors import JournalError, Rejected
+from refold.journal.errors import JournalCorrupt, JournalError, Rejected
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
 from refold.journal.store import DEFAULT_STREAM
@@ -23,6 +23,7 @@ EXAMPLES = """Examples:
   refold copy refold.db backup.db                        what is there now; the engine may go on writing refold.db
   refold copy refold.db postgresql://user@host/journals  the same command again goes on where it was, or catches up
   refold copy --follow refold.db segments:///replica     and whatever comes, until Ctrl-C
+  refold copy --accept-end damaged/ mended/              what is whole of segments that have lost their mark
 
 Exit status: 0 copied and verified, 2 the target holds something else, 3 a journal is damaged, 5 an engine writes the target."""
 
@@ -30,25 +31,34 @@ Exit status: 0 copied and verified, 2 the target holds something else, 3 a journ
 @verb("copy", EXAMPLES)
 @click.option("--stream", default=None, metavar="NAME", help="Only this stream; all of them without.")
 @click.option("--follow", is_flag=True, help="Go on copying what is appended, until interrupted.")
+@click.option(
+    "--accept-end",
+    is_flag=True,
+    help="Copy what is whole, though nobody can tell any more whether later records are gone.",
+)
 @json_option
-@click.argument("source", metavar="FROM")
+@click.argument("source", metavar="FROM", callback=remembered)
 @click.argument("target", metavar="TO")
-def command(stream: str | None, follow: bool, as_json: bool, source: str, target: str) -> None:
+def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, source: str, target: str) -> None:
     """Copy a journal between any two stores, record for record, and verify the copy.
 
     Positions, engine epochs, times and hashes stay what they are, so the copy's head is the original's, and an engine can
     open it. What is in the target already is not copied again: after a kill at any moment, the same command goes on. The
     original may be live; what was there when the copying began is copied. The target must be new, or a copy of the same.
+
+    A folder of segments that has lost the mark of how far it was acknowledged is copied with --accept-end only: the copy is a
+    journal like any other, and doesn't show that its end was in doubt.
     """
     _refuse_itself(source, target)
-    with reading(source) as reader:
+    with reading(source, tells_doubt=accept_end) as reader:
+        tell_doubt(reader)
         names = _streams(reader, stream)
         if follow and len(names) != 1:
             raise Complaint(f"{count(len(names), 'stream')} can't be followed at once", "name one with --stream")
         store = _open_target(target)
         try:
             for name in names:
-                report = _copy(reader, store, name, source, target)
+                report = _copy(reader, store, name, source, target, accept_end)
                 _say(report, as_json)
             if follow:
                 _follow(reader, store, names[0])
@@ -56,14 +66,16 @@ def command(stream: str | None, follow: bool, as_json: bool, source: str, target
             store.close()
 
 
-def _copy(reader: "JournalReader", store: ReplicaStore, stream: str, source: str, target: str) -> dict[str, Any]:
+def _copy(
+    reader: "JournalReader", store: ReplicaStore, stream: str, source: str, target: str, accept_end: bool
+) -> dict[str, Any]:
     from refold.engine.history.verify import format_head
     from refold.journal.copying import copy_newest_snapshot, copy_stream, verify_copy
 
     goal = reader.head(stream)
     started_s = time.perf_counter()
     with bar(f"copying {stream}", goal.position, "records") as progress:
-        copied = copy_stream(reader, store, stream, on_records=progress.advance)
+        copied = copy_stream(reader, store, stream, on_records=progress.advance, accepts_end=accept_end)
     with bar(f"verifying {stream}", copied.head.position, "records") as progress:
         if copied.head.position:
             verify_copy(store, stream, copied.head, progress.advance)
@@ -75,9 +87,20 @@ def _copy(reader: "JournalReader", store: ReplicaStore, stream: str, source: str
         "num_records": copied.head.position,
         "num_copied": copied.head.position - copied.num_found,
         "head": format_head(copied.head),
+        "end_is_vouched": _is_vouched(reader, stream),
         "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
         "seconds": round(time.perf_counter() - started_s, 3),
     }
+
+
+def _is_vouched(reader: "JournalReader", stream: str) -> bool:
+    from refold.journal.ends import check_end
+
+    try:
+        check_end(reader, stream)
+    except JournalCorrupt:
+        return False
+    return True
 
 
 def _say(report: dict[str, Any], as_json: bool) -> None:
@@ -88,6 +111,10 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     there = f", {found:,} were there" if found else ""
     write(f"copied {count(report['num_copied'], 'record')} of stream {safe(report['stream'])}{there}; verified")
     write(f"  head {report['head']}")
+    if not report["end_is_vouched"]:
+        write(
+            f"  whether {safe(report['from'])} had acknowledged records from {report['num_records']} on can't be known"
+        )
 
 
 def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:
@@ -116,6 +143,7 @@ def _streams(reader: "JournalReader", stream: str | None) -> list[str]:
 
 
 def _open_target(target: str) -> ReplicaStore:
+    from refold.engine.folding import warn_of_doubt
     from refold.journal.stores import open_store
     from refold.journal.stores.location import locate
     from refold.migrations import ensure
@@ -124,6 +152,7 @@ def _open_target(target: str) -> ReplicaStore:
         raise Rejected("a copy in memory: would be gone at once: name a file, a folder or a database")
     ensure(target)
     store = open_store(target)
+    warn_of_doubt(store)
     if not isinstance(store, ReplicaStore):
         raise JournalError(f"{target!r} is a store that takes no copies: it has no open_replica")
     return store

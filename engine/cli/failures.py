@@ -21,6 +21,8 @@ from refold.journal.errors import (
     SchemaTooNew,
     WorkerLost,
 )
+from refold.journal.naming import name
+from refold.journal.stores.location import place_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -132,15 +134,17 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
         return f"`{typed('verify', journal)}` says which law is broken, `{log}` shows the events that lead there"
     if error.kind == "foreign":
         return NO_JOURNAL
+    if error.kind == "unmarked":
+        return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
     if error.position == 0:
-        return "" if error.kind == "truncated" else "nothing in it can be trusted: restore a backup"
+        return "" if error.kind in {"truncated", "deleted"} else "nothing in it can be trusted: restore a backup"
     before = typed("log", journal, options=("--until", error.position - 1))
     return f"the records before it are whole: `{before}` lists them; for the others, restore a backup"
 
 
 def damaged(error: "JournalCorrupt | Contradiction", journal: str) -> Complaint:
     """The complaint about a journal that turned out to be damaged, with commands for it."""
-    return Complaint(str(error), damage_hint(error, journal), UNREADABLE)
+    return Complaint(str(name(error, place_of(journal))), damage_hint(error, journal), UNREADABLE)
 
 
 def _is_contradiction(error: InvariantViolation) -> "TypeIs[Contradiction]":

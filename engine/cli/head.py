@@ -34,7 +34,7 @@ def command(out: Path | None, key: Path | None, journal: str) -> None:
     from refold.journal.verify import read_verified
 
     tree = Tree()
-    with reading(journal) as reader:
+    with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
         end = reader.head()
         with bar("reading", end.position, "records") as progress:
             for record in read_verified(reader):

@@ -99,9 +99,9 @@ class Printer:
 
     def _stream(self, text: str) -> None:
         with self._writing:
+            self._is_mid_line = True  # first: a signal may come at any moment after the write
             sys.stdout.write(safe_text(text))
             sys.stdout.flush()
-            self._is_mid_line = True
 
     def _note_logprobs(self, delta: "Delta") -> None:
         told = self._thoughts.setdefault(delta.request_id, {})

@@ -10,9 +10,9 @@ from refold.engine.cli.console import (
     journal_argument,
     json_option,
     named,
-    note,
     painter,
     reading,
+    tell_doubt,
     verb,
     write,
     write_json,
@@ -22,13 +22,12 @@ from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.cli.typed import typed
 from refold.engine.history.heads import ExportedHead, check_root, export, read_head
-from refold.engine.history.plain import count, safe
+from refold.engine.history.plain import count
 from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
 from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.record import Head
 from refold.journal.store import DEFAULT_STREAM
-from refold.journal.stores import doubt_of_end
 from refold.scheduler.laws import LAWS
 
 EXAMPLES = """Examples:
@@ -61,8 +60,8 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
     """
     kept = _kept_head(head, key)
     expect = None if kept is None else kept.head
-    with reading(journal) as reader:
-        _tell_doubt(journal)
+    with reading(journal, tells_doubt=False) as reader:  # it's what this is about to complain of
+        tell_doubt(reader)
         try:
             with bar("verifying", reader.head().position, "records") as progress:
                 verdict = verify_journal(
@@ -78,12 +77,6 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
         write_json(_success(verdict))
     else:
         _print(verdict, journal)
-
-
-def _tell_doubt(journal: str) -> None:
-    """Say so if the end of the journal can't be compared with what was acknowledged: all else can be verified."""
-    if doubt := doubt_of_end(journal):
-        note(f"refold: {safe(doubt)}")
 
 
 def _kept_head(text: str | None, key: Path | None) -> ExportedHead | None:

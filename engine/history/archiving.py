@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from refold.engine.folding import head_before, nearest, snapshot_of
+from refold.engine.folding import head_before, nearest, snapshot_of, warn_of_doubt
 from refold.engine.opening import fold_on
 from refold.engine.snapshotting import thin_out
 from refold.journal.archives import Archive, ArchivingStore, border_of
 from refold.journal.errors import JournalCorrupt, JournalError, Rejected
-from refold.journal.record import Head, Record
+from refold.journal.naming import naming
+from refold.journal.record import Head, Record, follows, head_after
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotStore
 from refold.journal.store import JournalReader, JournalStore
@@ -83,6 +84,62 @@ def delete_archived(store: JournalStore, stream: str, on_records: Callable[[int]
     return deleted
 
 
+def adopt_archives(store: JournalStore, stream: str, folder: Path) -> list[Archive]:
+    """List a stream's archives anew, if its list is lost: the files in `folder` that lead to its records. It's open for this.
+
+    Raises:
+        Rejected: the files don't lead to where the stream's own records begin.
+        JournalCorrupt: a file isn't what was written.
+        JournalError: the store or a file failed.
+    """
+    assert isinstance(store, ArchivingStore), store
+    found, head = list[Archive](), border_of(store, stream)  # one that was killed goes on
+    files = _by_start(folder, stream)
+    while path := files.pop(head.position, None):
+        head, start = _end_of(path, head), head.position
+        found.append(_archived(path, start, head))
+    if not found:
+        raise Rejected(
+            f"{folder} has no archive of stream {stream!r} that begins with record {head.position}, which is the first that its "
+            "list doesn't have: nothing is to be adopted, or name another folder"
+        )
+    following = next(iter(store.read(stream, head.position, head.position + 1)), None)
+    if following is None or not follows(head, following):
+        raise Rejected(
+            f"the archives in {folder} end with record {head.position - 1}, and the stream doesn't go on from there: name the "
+            "folder with all of them"
+        )
+    for archive in found:
+        store.add_archive(stream, archive)
+    return found
+
+
+def _by_start(folder: Path, stream: str) -> dict[int, Path]:
+    """The archives of a stream in a folder, by their first position; of several, the longest."""
+    pattern = re.compile(re.escape(_slug(stream)) + r"-(\d{12})-(\d{12})\.(?:refold-archive|parquet)")
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise JournalError(f"cannot read {folder}: {error.strerror}; name the folder of the archives") from error
+    return {int(match[1]): folder.absolute() / match[0] for match in filter(None, map(pattern.fullmatch, names))}
+
+
+def _end_of(path: Path, start: Head) -> Head:
+    """The head behind an archive's last record, each of which was checked to follow from `start` on."""
+    from refold.journal.archive_file import read_archive  # noqa: PLC0415 - only who archives needs it
+
+    head = start
+    for record in verified(read_archive(path), start, is_whole=False):
+        head = head_after(record)
+    return head
+
+
+def _archived(path: Path, start: int, head: Head) -> Archive:
+    from refold.journal.archive_file import describe  # noqa: PLC0415 - only who archives needs it
+
+    return describe(path, start, head)
+
+
 def open_for_keeping(store: JournalStore, stream: str) -> None:
     """Take the stream over without beginning a new life of the engine.
 
@@ -92,6 +149,7 @@ def open_for_keeping(store: JournalStore, stream: str) -> None:
     """
     if not isinstance(store, ReplicaStore):
         raise JournalError(f"{type(store).__name__} can't be opened without an engine: it has no open_replica")
+    warn_of_doubt(store)
     store.open_replica(stream)
 
 
@@ -121,8 +179,7 @@ def _write(
 ) -> Archive:
     from refold.journal.archive_file import describe, write_archive  # noqa: PLC0415 - only who archives needs it
 
-    slug = re.sub(r"[^A-Za-z0-9_-]", "_", stream)[:40]
-    path = folder.absolute() / f"{slug}-{start.position:012d}-{goal.position:012d}{SUFFIXES[form]}"
+    path = folder.absolute() / f"{_slug(stream)}-{start.position:012d}-{goal.position:012d}{SUFFIXES[form]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -134,9 +191,15 @@ def _write(
             raise Rejected(f"{path} exists and holds something else ({error}): name another folder") from error
     else:
         records = store.read(stream, start.position, goal.position)
-        write_archive(path, stream, _counted(verified(records, start, goal, is_whole=False), on_records))
+        with naming(store):
+            write_archive(path, stream, _counted(verified(records, start, goal, is_whole=False), on_records))
         _check(path, start, goal)
     return describe(path, start.position, goal)
+
+
+def _slug(stream: str) -> str:
+    """What a stream is called in the names of its archives."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", stream)[:40]
 
 
 def _check(path: Path, start: Head, goal: Head) -> None:

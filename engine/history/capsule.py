@@ -27,7 +27,7 @@ from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalErr
 from refold.journal.events import SCHEMA_VERSION, AnyEvent, EngineOpened, Event, RequestQuarantined, StateDigest
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 from refold.scheduler.state import State, digest
 from refold.scheduler.trials import content_of
 
@@ -84,7 +84,7 @@ def write_capsule(
     header = CapsuleHeader(FORMAT, SCHEMA_VERSION, reader.head(stream).position, note[:2000])
     packer = zlib.compressobj(9, zlib.DEFLATED, _GZIP)
     target.write(packer.compress(_ENCODE(header) + b"\n"))
-    for record in redacted(verified(reader.read(stream, 0, header.num_records), is_whole=False)):
+    for record in redacted(verified_part(reader, stream, stop=header.num_records)):
         target.write(packer.compress(_ENCODE(record) + b"\n"))
         on_record()
     target.write(packer.flush())

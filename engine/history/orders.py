@@ -23,7 +23,7 @@ from refold.journal.errors import InvariantViolation, Rejected, WorkerLost
 from refold.journal.events import Event, StepScheduled
 from refold.journal.events import WorkerLost as WorkerLostEvent
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 from refold.projections.requests import Request
 from refold.scheduler.commands import (
     CloseEngine,
@@ -180,7 +180,7 @@ def orders_of(reader: JournalReader, stream: str = DEFAULT_STREAM, on_record: Ca
         JournalCorrupt: a record doesn't follow from the one before.
     """
     state, recording, orders, num_events = State(), Recording(), list[Order](), 0
-    for record in verified(reader.read(stream), is_whole=False):
+    for record in verified_part(reader, stream):
         events = decode(record)
         num_events += len(events)
         try:

@@ -14,7 +14,7 @@ from refold.journal.errors import NotFound, RefoldError, Rejected
 from refold.journal.merkle import Tree, root_by_path
 from refold.journal.record import GENESIS_HASH, NO_CONTENT_HASH, Record, chain_hash, content_digest
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 
 
 class Disproved(RefoldError):
@@ -53,7 +53,7 @@ def prove(
     if not 0 <= position < size:
         raise NotFound(f"no record {position} among the first {size}: give a position below it")
     tree, before, found = Tree(position), GENESIS_HASH, None
-    for record in verified(reader.read(stream, 0, size), is_whole=False):
+    for record in verified_part(reader, stream, stop=size):
         tree.add(record.hash)
         if record.position == position:
             found = record

@@ -13,6 +13,7 @@ from refold.engine.history.causes import Cause, cause_of_law, cause_of_refusal, 
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, NotFound
 from refold.journal.events import Event
+from refold.journal.naming import naming, place_of_reader
 from refold.journal.record import Head, Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import verified
@@ -67,7 +68,19 @@ def replay(
         JournalCorrupt: a record doesn't follow from the one before.
         Contradiction: an event doesn't fit the state.
     """
-    (state, *_), head = base or beginning()
+    with naming(reader):
+        yield from _replayed(reader, stream, stop, base or beginning(), expect, before)
+
+
+def _replayed(
+    reader: JournalReader,
+    stream: str,
+    stop: int | None,
+    base: Base,
+    expect: Head | None,
+    before: Callable[[Record, list[Event], State], object] | None,
+) -> Iterator[Replayed]:
+    (state, *_), head = base
     for record in verified(reader.read(stream, head.position, stop), head, expect, is_whole=stop is None):
         events = decode(record)
         if before is not None:
@@ -127,7 +140,8 @@ def state_at(reader: JournalReader, position: int | None = None, stream: str = D
     end = -1 if last is None else last.record.position
     if end != stop - 1:
         raise JournalCorrupt(
-            f"record {end + 1} is not there, the stream's head says {head.position} (truncated); restore a backup",
+            f"{place_of_reader(reader)}: record {end + 1} is not there, the stream's head says {head.position} (truncated); "
+            "restore a backup",
             position=end + 1,
             kind="truncated",
         )

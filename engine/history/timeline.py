@@ -29,6 +29,7 @@ from refold.engine.history.times import position_of_time, record_at
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt, NotFound
 from refold.journal.events import Event, RequestSubmitted, StepScheduled
+from refold.journal.naming import naming
 from refold.journal.record import Record, head_after
 from refold.journal.snapshots import SnapshotReader
 from refold.journal.store import DEFAULT_STREAM, JournalReader
@@ -54,6 +55,7 @@ class Timeline:
         self._events: list[Event] = []
         self._since_checkpoint = 0
         self._named_until = 0
+        self._told = set[int]()
 
     @classmethod
     def open(cls, url: str, stream: str = DEFAULT_STREAM) -> "Timeline":
@@ -112,7 +114,8 @@ class Timeline:
         """Its events."""
         record = self.record
         if record is not None and not self._events:
-            self._events = decode(record)
+            with naming(self.reader):
+                self._events = decode(record)
         return self._events
 
     def copy(self) -> State:
@@ -136,10 +139,11 @@ class Timeline:
             end = f"the last record is at {self._length - 1}" if self._length else "the journal is empty"
             raise NotFound(f"position {position}: {end}")
         stop = position + 1
-        self._rebase(stop)
-        if self._base.head.position < stop:
-            for _ in self._walk(stop):
-                pass
+        with naming(self.reader):
+            self._rebase(stop)
+            if self._base.head.position < stop:
+                for _ in self._walk(stop):
+                    pass
         return self
 
     def seek_time(self, time_ns: int) -> "Timeline":
@@ -235,6 +239,10 @@ class Timeline:
 
     def _walk(self, stop: int) -> Iterator[Replayed]:
         """Fold on from the cursor, leaving checkpoints on the way."""
+        with naming(self.reader):
+            yield from self._folded(stop)
+
+    def _folded(self, stop: int) -> Iterator[Replayed]:
         state, head = self._base.folded.state, self._base.head
         for record in verified(self.reader.read(self.stream, head.position, stop), head, is_whole=False):
             events = decode(record)
@@ -264,7 +272,7 @@ class Timeline:
         if here <= stop and here >= max(kept, stored):
             return
         if stored > kept:
-            base = nearest(self.reader, self.stream, stop)
+            base = nearest(self.reader, self.stream, stop, self._told)
             if base.head.position > kept:
                 self._set(base)
                 self.checkpoints.keep(base.folded.state, base.head)
@@ -283,18 +291,20 @@ class Timeline:
 
     def _step_from(self, position: int) -> tuple[int, int]:
         """The first step scheduled at or behind a position, and where; beyond all numbers if there is none."""
-        for record in self.reader.read(self.stream, position, self._length):
-            if b'"StepScheduled"' in record.body:
-                for event in decode(record):
-                    if isinstance(event, StepScheduled):
-                        return event.step, record.position
+        with naming(self.reader):
+            for record in self.reader.read(self.stream, position, self._length):
+                if b'"StepScheduled"' in record.body:
+                    for event in decode(record):
+                        if isinstance(event, StepScheduled):
+                            return event.step, record.position
         return 1 << 62, self._length
 
     def _next(self, wanted: Callable[[list[Event]], bool]) -> bool:
-        for record in self.reader.read(self.stream, self.position + 1, self._length):
-            if wanted(decode(record)):
-                self.seek(record.position)
-                return True
+        with naming(self.reader):
+            for record in self.reader.read(self.stream, self.position + 1, self._length):
+                if wanted(decode(record)):
+                    self.seek(record.position)
+                    return True
         return False
 
     def _names_it(self, request_id: str, events: list[Event]) -> bool:
@@ -304,9 +314,10 @@ class Timeline:
 
     def learn_names(self) -> None:
         """Learn every client's id, once."""
-        for record in self.reader.read(self.stream, self._named_until, self._length):
-            if b'"RequestSubmitted"' in record.body:
-                for event in decode(record):
-                    if isinstance(event, RequestSubmitted):
-                        self.names.observe(event)
+        with naming(self.reader):
+            for record in self.reader.read(self.stream, self._named_until, self._length):
+                if b'"RequestSubmitted"' in record.body:
+                    for event in decode(record):
+                        if isinstance(event, RequestSubmitted):
+                            self.names.observe(event)
         self._named_until = self._length

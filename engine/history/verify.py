@@ -18,9 +18,10 @@ from refold.engine.history.replay import Contradiction, fold_event, unheard
 from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalError, Rejected
 from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest
+from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import attestation_of, read_verified, verified
+from refold.journal.verify import attestation_of, read_verified, verified_part
 from refold.projections.totals import Totals
 from refold.scheduler.lawbook import LawBook
 from refold.scheduler.laws import LAWS
@@ -91,6 +92,19 @@ def verify_journal(
         JournalCorrupt: a record is edited, deleted, moved or cut off; or isn't a list of events.
         Contradiction: the records are whole, and an event breaks a law, or would not be decided today.
     """
+    with naming(reader):
+        return _verdict(reader, stream, expect, on_record, redecide=redecide, every_event=every_event)
+
+
+def _verdict(
+    reader: JournalReader,
+    stream: str,
+    expect: Head | None,
+    on_record: Callable[[], object],
+    *,
+    redecide: bool,
+    every_event: bool,
+) -> Verdict:
     stored = reader.head(stream).position
     judge = Judge(every_event=every_event or stored <= SHORT_RECORDS, decider=Decider() if redecide else None)
     contents, lost, redacted = attestation_of(reader, stream), dict[int, int](), set[int]()
@@ -236,7 +250,7 @@ def _worth_checking(state: State) -> int:
 
 def read_verified_until(reader: JournalReader, stream: str, stop: int) -> Iterator[Record]:
     """The first records of a stream, each after it was checked to follow from the one before."""
-    return verified(reader.read(stream, 0, stop), is_whole=False)
+    return verified_part(reader, stream, stop=stop)
 
 
 def _judged(look: Callable[[State, Event], None], state: State, event: Event, position: int, index: int) -> None:

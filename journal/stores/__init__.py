@@ -1,10 +1,12 @@
 """Opening a journal by its URL. Drivers are imported on use: a reader never loads SQLAlchemy."""
 
+from typing import Protocol, runtime_checkable
+
 from refold.journal.store import JournalReader, JournalStore
 from refold.journal.stores.kinds import KINDS
 from refold.journal.stores.location import locate
 
-__all__ = ["doubt_of_end", "engine_owner", "open_reader", "open_store"]
+__all__ = ["doubt_of", "doubt_of_end", "engine_owner", "open_reader", "open_store"]
 
 
 def open_store(url: str) -> JournalStore:
@@ -35,6 +37,20 @@ def engine_owner(url: str) -> int | None:
     """The process id of the live engine that writes this journal; 0 if unknown, None if nobody does."""
     location = locate(url)
     return KINDS[location.kind].owner(location)
+
+
+@runtime_checkable
+class Doubtful(Protocol):
+    """A reader or store of a journal whose end may be in doubt, which is no error."""
+
+    def doubt(self) -> str:
+        """Why nobody can tell whether the journal still ends where it was acknowledged to; empty if somebody can."""
+        ...
+
+
+def doubt_of(reader: JournalReader) -> str:
+    """As `doubt_of_end`, of a journal that is open; ask before a stream of it is opened for writing."""
+    return reader.doubt() if isinstance(reader, Doubtful) else ""
 
 
 def doubt_of_end(url: str) -> str:

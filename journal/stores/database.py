@@ -51,6 +51,10 @@ class Database(ABC):
         self.writer: sa.Connection | None = None
         self.folder: Path | None = None
 
+    def doubt(self) -> str:
+        """Why it can't be told whether the journal ends where it was acknowledged to, without an error; empty if it can."""
+        return ""
+
     def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """As `query`, of a statement of SQLAlchemy's: for what isn't read often."""
         with explained(self, "read"), self.engine.connect().execution_options(**self.reading) as connection:

@@ -23,6 +23,15 @@ class SqlReader:
         self._database = database
         self._closed = False
 
+    @property
+    def place(self) -> str:
+        """Where the journal is, as messages call it."""
+        return self._database.name
+
+    def doubt(self) -> str:
+        """Why it can't be told whether the end of the journal is gone, without an error; empty if it can."""
+        return self._database.doubt()
+
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
         assert start >= 0, f"positions start at 0, not {start}"

@@ -20,7 +20,7 @@ from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
 from refold.journal.stores.sqlite_file import require_current
-from refold.journal.stores.sqlite_marks import Marks, check_marks, marks_of
+from refold.journal.stores.sqlite_marks import Marks, check_marks, doubt_of, marks_of
 from refold.journal.stores.sqlite_reader import ENDS_SQL, HEAD_SQL, HEADS_SQL, PAGE_SQL
 
 # ruff: noqa: D102 - the methods are documented in Database
@@ -58,6 +58,9 @@ class SqliteDatabase(Database):
             self._owner = OwnerLock(self._path)
         marks = marks_of(self._path)
         check_marks(self._path, marks, {key: (at, digest) for key, at, digest in map(tuple, self.query(ENDS_SQL, ()))})
+
+    def doubt(self) -> str:
+        return doubt_of(self._path)
 
     def prepare_writer(self, connection: sa.Connection) -> None:
         sqlite_engine.enter_wal(connection, self._path)

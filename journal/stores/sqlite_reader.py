@@ -17,7 +17,7 @@ from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.paging import in_pages
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
-from refold.journal.stores.sqlite_marks import check_marks, marks_of
+from refold.journal.stores.sqlite_marks import check_marks, doubt_of, marks_of
 
 HEAD_SQL = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
 # A value of another type than was stored is damage: it's read as NULL, which no hash agrees with. The second comparison of
@@ -63,6 +63,15 @@ class SqliteReader:
         self._path = path
         self._connection: sqlite3.Connection | None = connect_readonly(path)
         self._check(check_streams)
+
+    @property
+    def place(self) -> str:
+        """Where the journal is, as messages call it."""
+        return str(self._path)
+
+    def doubt(self) -> str:
+        """Why it can't be told whether the end of the journal is gone, without an error; empty if it can."""
+        return doubt_of(self._path)
 
     def inspect(self) -> None:
         """Look at the pages that no record is on, and whether all that was acknowledged is there.

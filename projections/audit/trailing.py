@@ -16,7 +16,7 @@ from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import GENESIS_HASH, Head, Record, head_after
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 from refold.projections.audit.project import project
 from refold.projections.audit.rows import Rows
 from refold.projections.audit.schema import PROJECTION_VERSION
@@ -176,4 +176,4 @@ class TrailingProjection:
         return Batch(after, after.position - before.position, sum(len(change.rows) for change in changes))
 
     def _records(self, head: Head, stop: int) -> Iterator[Record]:
-        return verified(self._reader.read(self._stream, head.position, stop), head, is_whole=False)
+        return verified_part(self._reader, self._stream, head, stop)

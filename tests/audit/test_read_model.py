@@ -19,6 +19,7 @@ from refold.projections.audit.beside import path_beside
 from refold.projections.audit.catalogue import VIEWS
 from refold.projections.audit.schema import FACTS, bucket_of
 from refold.projections.audit.trailing import TrailingProjection
+from tests.cli.command import refold
 from tests.kit.audited import asking, audited, contents, path_url, project, sealed, simulated, write, writer_of
 
 NAMES = [view.name for view in VIEWS]
@@ -125,6 +126,25 @@ def test_an_empty_journal_has_views_without_rows(url):
 
 
 # -- where it is ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [0, 60, 5000, 9000], ids="from byte {}".format)
+def test_a_damaged_file_beside_segments_says_that_it_can_be_made_anew_and_is(tmp_path: Path, where: int) -> None:
+    url = f"{tmp_path / 'plain'}/"
+    with Engine("simulated", url) as engine:
+        engine.run(["hello"])
+    before = refold("audit", "requests", "--json", url).stdout
+    path = path_beside(tmp_path / "plain")
+    raw = path.read_bytes()
+    path.write_bytes(raw[:where] + b"\xa5" * 3000 + raw[where + 3000 :])
+    told = refold("audit", "requests", "--json", url)
+    if told.exit_code:
+        assert told.exit_code == 3
+        assert told.stderr.startswith(f"refold: {path} is the read model of {url}, and is damaged: ")
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+    assert refold("audit", "requests", "--json", url).stdout == before
+    assert told.exit_code or told.stdout == before, "damage that nobody met"
 
 
 def test_segments_have_a_file_beside_them(tmp_path):

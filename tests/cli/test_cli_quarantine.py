@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from refold import Engine, Rejected, SamplingParams
+from refold.engine.quarantine import lift_at_rest
 from refold.gpu.batch import StepOutput, WorkOrder
 from refold.gpu.simulated import SimulatedWorker
 from tests.cli.command import assert_one_line_and_a_hint, refold, rows
@@ -53,6 +54,15 @@ def test_any_of_them_lifts_it_at_rest(journal: Path, request_id: str) -> None:
     assert refold("quarantine", "--lift", request_id, journal).exit_code == 0
     assert refold("quarantine", journal).stdout == "nothing is quarantined\n"
     assert refold("verify", journal).exit_code == 0
+
+
+def test_a_lift_says_that_the_journals_mark_is_damaged(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = journal.with_name(journal.name + ".mark")
+    mark.write_bytes(bytes(64))
+    lift_at_rest(str(journal), "bad#1")
+    logged = json.loads(capsys.readouterr().err)
+    assert (logged["event"], logged["journal"]) == ("mark_ignored", str(journal))
+    assert logged["reason"].startswith(f"{mark} holds no mark")
 
 
 def test_any_of_them_lifts_it_in_a_live_engine(journal: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from refold import Engine
+from refold.journal.stores import open_store
 from tests.cli.command import finished, refold
 
 RUN = ("run", "--model", "simulated", "--max-tokens", "2")
@@ -55,3 +57,92 @@ class TestADamagedMark:
         assert logged["level"] == "warning"
         assert logged["reason"].startswith(f"{mark} is damaged")
         assert refold("verify", journal).stderr == "", "what was appended has moved the mark"
+
+    def test_whatever_else_opens_the_journal_for_writing_logs_it_too(self, journal: Path, mark: Path) -> None:
+        damaged, folder = mark.read_bytes(), journal.parent
+        for verb in (
+            ("redact", journal, "run1-1"),
+            ("archive", "--until", "2", "--to", folder / "archive", journal),
+            ("compact", journal),
+        ):
+            mark.write_bytes(damaged)
+            status, _, stderr = finished(*map(str, verb))
+            assert status == 0, stderr
+            (logged,) = events(stderr)
+            assert (logged["event"], logged["journal"]) == ("mark_ignored", str(journal)), verb
+            assert logged["reason"].startswith(f"{mark} is damaged")
+
+    def test_a_copy_says_it_of_its_source(self, journal: Path, mark: Path, tmp_path: Path) -> None:
+        copied = refold("copy", journal, tmp_path / "copy.db")
+        assert copied.exit_code == 0
+        assert copied.stderr.startswith(f"refold: {mark} is damaged")
+
+    def test_an_engine_that_is_given_a_store_logs_it_with_the_journals_place(
+        self, journal: Path, mark: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store = open_store(str(journal))
+        with Engine("simulated", store) as engine:
+            engine.run(["by an object"])
+        store.close()
+        (logged,) = events(capsys.readouterr().err)
+        assert (logged["event"], logged["journal"]) == ("mark_ignored", str(journal))
+        assert logged["reason"].startswith(f"{mark} is damaged")
+
+
+class TestALostMarkOfSegments:
+    """Engines refuse, readers warn once and go on, and there is a way out."""
+
+    @pytest.fixture
+    def journal(self, tmp_path: Path) -> Path:
+        path = tmp_path / "plain"
+        assert refold(*RUN, "--journal", f"{path}/", "hello").exit_code == 0
+        (path / "main" / "mark").unlink()
+        return path
+
+    @pytest.mark.parametrize(
+        "verb",
+        [("log",), ("show",), ("show", "--at", "3"), ("stat",), ("replay",), ("request", "run1-1"), ("quarantine",)],
+        ids=" ".join,
+    )
+    def test_a_verb_that_reads_says_so_in_one_line_and_reads(self, journal: Path, verb: tuple[str, ...]) -> None:
+        told = refold(*verb, journal)
+        assert told.exit_code == 0, told.stderr
+        assert told.stdout
+        (line,) = told.stderr.splitlines()
+        assert line.startswith(f"refold: {journal}/main/mark is gone: ")
+        assert f"`refold copy --accept-end {journal} NEW`" in line
+
+    @pytest.mark.parametrize(
+        "verb",
+        [
+            ("verify",),
+            ("head",),
+            ("compact",),
+            ("archive", "--until", "2", "--to", "elsewhere"),
+            (*RUN, "more", "--journal"),
+        ],
+        ids=lambda verb: verb[0],
+    )
+    def test_a_verb_that_would_vouch_for_the_end_refuses(self, journal: Path, verb: tuple[str, ...]) -> None:
+        told = refold(*verb, journal)
+        assert told.exit_code == 3
+        complaint, hint = told.stderr.splitlines()
+        assert f"{journal}/main/mark is gone: " in complaint
+        assert hint == f"  hint: `refold log -n 20 {journal}` lists the last of what is whole"
+
+    def test_a_copy_is_made_for_whoever_accepts_the_end_and_says_what_is_not_known(
+        self, journal: Path, tmp_path: Path
+    ) -> None:
+        new = tmp_path / "new"
+        refused = refold("copy", journal, f"{new}/")
+        assert refused.exit_code == 3
+        assert "--accept-end" in refused.stderr
+        copied = refold("copy", "--accept-end", journal, f"{new}/")
+        assert copied.exit_code == 0, copied.stderr
+        *_, head, unknown = copied.stdout.splitlines()
+        num_records = int(head.removeprefix("  head ").split(":")[0])
+        assert unknown == f"  whether {journal} had acknowledged records from {num_records} on can't be known"
+        assert json.loads(refold("copy", "--accept-end", "--json", journal, new).stdout)["end_is_vouched"] is False
+        assert json.loads(refold("copy", "--json", new, tmp_path / "third.db").stdout)["end_is_vouched"] is True
+        assert refold("verify", new).exit_code == 0
+        assert refold(*RUN, "--journal", new, "more").exit_code == 0

@@ -2,19 +2,23 @@
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from refold import Engine, SamplingParams
+from refold import Engine, SamplingParams, migrations
 from refold.engine import folding, snapshotting, spared
 from refold.engine.folding import Base, beginning, head_before, nearest, snapshot_of
 from refold.engine.history.replay import replay, state_at
+from refold.engine.history.timeline import Timeline
 from refold.engine.opening import fold_journal, fold_on
 from refold.engine.snapshotting import SnapshotKeeper
 from refold.engine.spared import SparedRecords
+from refold.journal.copying import copy_stream
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.record import Head
 from refold.journal.snapshots import Snapshot
@@ -39,9 +43,8 @@ def journal(tmp_path: Path) -> str:
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
     heard: list[tuple[str, dict[str, object]]] = []
-    for module in (folding, snapshotting, fold_journal.__globals__):
-        target = module if isinstance(module, dict) else vars(module)
-        monkeypatch.setitem(target, "warn", lambda what, **facts: heard.append((what, facts)))
+    for module in (folding, snapshotting):
+        monkeypatch.setattr(module, "warn", lambda what, **facts: heard.append((what, facts)))
     return heard
 
 
@@ -153,6 +156,120 @@ def test_a_snapshot_whose_position_was_moved_beyond_the_end_is_told_though_an_ol
     ((what, facts),) = warnings
     assert what == "snapshot_ignored"
     assert facts["reason"] == f"it says that it was made of 999999 records, and the journal has {base.head.position}"
+
+
+@pytest.mark.parametrize("damage", [damage for what, damage in DAMAGE.items() if what != "version"])
+def test_an_engine_drops_a_snapshot_that_it_can_never_use_and_says_so_once(
+    journal: str, damage: str, warnings: list
+) -> None:
+    kept_at(journal, 12)
+    kept_at(journal, 20)
+    with sqlite3.connect(journal) as connection:
+        connection.execute(f"UPDATE journal_snapshots SET {damage} WHERE position = 20")
+    damaged = max(entry.position for entry in open_reader(journal).snapshots())
+    for _ in range(2):
+        store = open_store(journal)
+        _, recovery = fold_journal(store, "main", store.open_stream())
+        assert recovery.from_snapshot == 12
+        store.close()
+    ((what, facts),) = warnings
+    assert what == "snapshot_ignored"
+    assert (facts["journal"], facts["position"], facts["folded_from"], facts["dropped"]) == (journal, damaged, 12, True)
+    assert [entry.position for entry in open_reader(journal).snapshots()] == [12]
+
+
+def test_a_snapshot_of_another_version_and_one_behind_a_damaged_record_are_kept(journal: str, warnings: list) -> None:
+    keep(
+        journal, forged(snapshot_of(*whole_fold(journal, 12)), version="0" * 32), snapshot_of(*whole_fold(journal, 20))
+    )
+    with sqlite3.connect(journal) as connection:
+        connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 19")
+    store = open_store(journal)
+    with pytest.raises(JournalError, match="record 19 "):
+        fold_journal(store, "main", store.open_stream())
+    store.close()
+    assert [entry.position for entry in open_reader(journal).snapshots()] == [12, 20]
+
+
+def test_a_sound_snapshot_beyond_the_end_names_the_head_that_is_gone(journal: str, warnings: list) -> None:
+    snapshot = kept_at(journal, 30)
+    with sqlite3.connect(journal) as connection:
+        connection.execute("DELETE FROM journal_records WHERE position >= 20")
+        connection.execute(
+            "UPDATE journal_streams SET head_position = 20, head_hash = (SELECT hash FROM journal_records WHERE position = 19)"
+        )
+    Path(f"{journal}.mark").unlink()
+    for _ in range(2):
+        store = open_store(journal)
+        fold_journal(store, "main", store.open_stream())
+        store.close()
+    ((_, facts),) = warnings
+    assert facts["reason"] == (
+        "it says that it was made of 30 records, and the journal has 20: the others were acknowledged, and are gone; it names the "
+        f"head 30:{snapshot.hash.hex()}"
+    )
+    assert facts["dropped"] is True
+
+
+def test_a_reader_says_each_time_it_is_asked_and_leaves_the_snapshot_alone(journal: str, warnings: list) -> None:
+    keep(journal, kept_at(journal, 30)._replace(checksum=bytes(32)))
+    reader = open_reader(journal)
+    state_at(reader, 35)
+    state_at(reader, 10)
+    ((what, facts),) = warnings
+    assert (what, facts["journal"], facts["position"], facts["folded_from"]) == ("snapshot_ignored", journal, 30, 0)
+    assert len(reader.snapshots()) == 1  # type: ignore[attr-defined]
+
+
+def test_a_reader_is_told_of_a_snapshot_beyond_the_end_wherever_it_looks(journal: str, warnings: list) -> None:
+    kept_at(journal, 30)
+    with sqlite3.connect(journal) as connection:
+        connection.execute("UPDATE journal_snapshots SET position = 999999")
+    state_at(open_reader(journal), 10)
+    ((_, facts),) = warnings
+    assert facts["position"] == 999999
+
+
+def test_a_timeline_that_walks_about_says_it_once(journal: str, warnings: list) -> None:
+    keep(journal, kept_at(journal, 30)._replace(checksum=bytes(32)))
+    timeline = Timeline(open_reader(journal))
+    for position in (35, 3, 33, 5, 34):
+        timeline.seek(position)
+    assert [facts["position"] for _, facts in warnings] == [30]
+
+
+FILE_DAMAGE = {
+    "its first byte": lambda path: path.write_bytes(b"?" + path.read_bytes()[1:]),
+    "a byte in its middle": lambda path: path.write_bytes(path.read_bytes()[:500] + b"?" + path.read_bytes()[501:]),
+    "its end": lambda path: os.truncate(path, 400),
+    "all of it": lambda path: os.truncate(path, 0),
+    "its name": lambda path: path.rename(path.with_name(f"{25:020d}.snapshot")),
+}
+
+
+@pytest.mark.parametrize("damage", FILE_DAMAGE.values(), ids=FILE_DAMAGE.keys())
+def test_a_damaged_snapshot_beside_segments_is_told_and_dropped_like_any_other(
+    journal: str, tmp_path: Path, damage: Callable[[Path], object], warnings: list
+) -> None:
+    kept_at(journal, 12)
+    plain = f"segments:///{tmp_path / 'plain'}"
+    migrations.ensure(plain)
+    store = open_store(plain)
+    copy_stream(open_reader(journal), store, "main")  # type: ignore[arg-type]
+    for position in (12, 30):
+        store.save_snapshot("main", snapshot_of(*whole_fold(journal, position)))  # type: ignore[attr-defined]
+    store.close()
+    damage(tmp_path / "plain" / "main" / f"{30:020d}.snapshot")
+    reader = open_reader(plain)
+    assert nearest(reader, "main", 28 if damage is FILE_DAMAGE["its name"] else 35).head.position == 12
+    for _ in range(2):
+        store = open_store(plain)
+        _, recovery = fold_journal(store, "main", store.open_stream())
+        assert recovery.from_snapshot == 12
+        store.close()
+    assert [facts.get("dropped", False) for _, facts in warnings] == [False, True]
+    assert [entry.position for entry in reader.snapshots()] == [12]  # type: ignore[attr-defined]
+    assert not list((tmp_path / "plain" / "main").glob("*[23]?.snapshot"))
 
 
 def test_a_state_that_a_later_record_contradicts_is_folded_again_from_the_start(journal: str, warnings: list) -> None:
@@ -349,9 +466,9 @@ def test_an_engine_on_a_long_journal_opens_at_once_and_stops_when_a_changed_reco
     assert json.loads(stopped)["reason"].startswith(f"{edited}: record 5 ")
 
 
-def test_a_damaged_journal_in_a_store_of_ones_own_is_called_by_its_kind(edited: str) -> None:
+def test_a_damaged_journal_in_a_store_of_ones_own_is_called_by_its_path(edited: str) -> None:
     store = open_store(edited)
-    with pytest.raises(JournalCorrupt, match=r"^a SqlStore: record 5 "), Engine(MODEL, store):
+    with pytest.raises(JournalCorrupt, match=f"^{re.escape(edited)}: record 5 "), Engine(MODEL, store):
         pass
     store.close()
 

@@ -14,6 +14,7 @@ import pytest
 from refold import Engine, SamplingParams, migrations
 from refold.engine.folding import beginning, nearest, snapshot_of
 from refold.engine.history.archiving import (
+    adopt_archives,
     archive_until,
     compact_stream,
     delete_archived,
@@ -22,7 +23,7 @@ from refold.engine.history.archiving import (
 )
 from refold.engine.history.replay import state_at
 from refold.engine.opening import fold_journal, fold_on
-from refold.journal.archive_file import read_archive, write_archive
+from refold.journal.archive_file import describe, read_archive, write_archive
 from refold.journal.archives import border_of
 from refold.journal.errors import JournalCorrupt, JournalError, JournalOwned, Rejected
 from refold.journal.record import EMPTY_HEAD, head_after
@@ -327,6 +328,87 @@ def test_compact_keeps_the_border_s_snapshot(file: str, tmp_path: Path) -> None:
     compact_stream(store, "main")
     assert 10 in [entry.position for entry in store.snapshots()]
     store.close()
+
+
+class TestALostList:
+    """Where the archives are stands in the journal alone; they themselves prove what they are."""
+
+    @pytest.fixture
+    def listless(self, journal: str, tmp_path: Path) -> str:
+        for stop in (10, 25, 31):
+            archived(journal, stop, tmp_path / "archive")
+        if journal.startswith("segments"):
+            (tmp_path / "journal" / "main" / "archives").unlink()
+        elif journal.endswith(".db"):
+            with sqlite3.connect(journal) as connection:
+                connection.execute("DELETE FROM journal_archives")
+        else:
+            pytest.skip("its table is the server's")
+        with pytest.raises(JournalCorrupt):
+            verify_stream(open_reader(journal))
+        return journal
+
+    def test_is_made_anew_of_the_archives(self, listless: str, tmp_path: Path) -> None:
+        done = refold("archive", "--adopt", tmp_path / "archive", listless)
+        assert done.exit_code == 0, done.stderr
+        assert [line.split(" in ")[0] for line in done.stdout.splitlines()] == [
+            "adopted records 0 to 9",
+            "adopted records 10 to 24",
+            "adopted records 25 to 30",
+        ]
+        assert list(open_reader(listless).read()) == RECORDS
+        assert refold("verify", listless).exit_code == 0
+        again = refold("archive", "--adopt", tmp_path / "archive", listless)
+        assert again.exit_code == 2
+        assert "begins with record 31" in again.stderr
+
+    def test_goes_on_where_it_was_killed(self, listless: str, tmp_path: Path) -> None:
+        store = open_store(listless)
+        open_for_keeping(store, "main")
+        path = next((tmp_path / "archive").glob("main-000000000000-*"))
+        store.add_archive("main", describe(path, 0, head_after(RECORDS[9])))  # type: ignore[attr-defined]
+        assert [archive.start for archive in adopt_archives(store, "main", tmp_path / "archive")] == [10, 25]
+        store.close()
+        assert list(open_reader(listless).read()) == RECORDS
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    def test_is_not_made_of_archives_with_a_gap_or_of_damaged_ones(
+        self, listless: str, tmp_path: Path, which: int
+    ) -> None:
+        path = sorted((tmp_path / "archive").iterdir())[which]
+        original = path.read_bytes()
+        path.write_bytes(original[:200] + bytes([original[200] ^ 1]) + original[201:])
+        assert refold("archive", "--adopt", tmp_path / "archive", listless).exit_code == 3
+        path.unlink()
+        assert refold("archive", "--adopt", tmp_path / "archive", listless).exit_code in {2, 3}
+        assert border_of(open_reader(listless), "main") == EMPTY_HEAD, "nothing was listed"
+        path.write_bytes(original)
+        assert refold("archive", "--adopt", tmp_path / "archive", listless).exit_code == 0
+
+    def test_that_was_changed_says_what_to_do(self, tmp_path: Path) -> None:
+        url = f"segments:///{tmp_path / 'journal'}"
+        migrations.ensure(url)
+        store = open_store(url)
+        store.open_replica()
+        store.append("main", RECORDS)
+        store.close()
+        archived(url, 10, tmp_path / "archive")
+        listed = tmp_path / "journal" / "main" / "archives"
+        listed.write_bytes(listed.read_bytes()[:-3] + b"???")
+        told = refold("log", url)
+        assert told.exit_code == 3
+        assert f"{listed} was changed" in told.stderr
+        assert f"`refold archive --adopt FOLDER {tmp_path / 'journal'}`" in told.stderr
+        listed.unlink()
+        assert refold("archive", "--adopt", tmp_path / "archive", url).exit_code == 0
+        assert list(open_reader(url).read()) == RECORDS
+
+
+def test_the_command_archives_or_adopts(file: str, tmp_path: Path) -> None:
+    for options in ((), ("--until", 5), ("--to", tmp_path), ("--adopt", tmp_path, "--until", 5)):
+        told = refold("archive", *options, file)
+        assert told.exit_code == 2
+        assert "give --until and --to, or --adopt" in told.stderr
 
 
 def test_the_command_archives_by_position_date_and_age(file: str, tmp_path: Path) -> None:

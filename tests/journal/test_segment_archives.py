@@ -9,7 +9,7 @@ import pytest
 
 from refold.journal.archive_file import write_archive
 from refold.journal.archives import ArchivingStore, border_of
-from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.errors import JournalError
 from refold.journal.stores import open_reader
 from refold.journal.stores.segments import folder
 from refold.journal.stores.segments.store import SegmentStore
@@ -103,7 +103,7 @@ def test_a_damaged_list_of_archives_is_found(journal, tmp_path):
     data = path.read_bytes()
     for index in range(len(data)):
         path.write_bytes(data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :])
-        with pytest.raises(JournalCorrupt, match="list of archives"):
+        with pytest.raises(JournalError, match="lists where older records are archived"):
             list(open_reader(str(root)).read())
 
 

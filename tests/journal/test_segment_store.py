@@ -1,6 +1,7 @@
 """What segments have that the contract can't ask: rotation, sealing, an index, compression, live readers, folders and names."""
 
 import os
+import subprocess
 import threading
 
 import pytest
@@ -365,13 +366,27 @@ class TestFolders:
             assert store.open_stream() == Head(0, EMPTY_HEAD.hash, 1)
             store.close()
 
+    @pytest.mark.parametrize("lost", [True, False])
+    def test_a_marker_that_is_lost_or_changed_is_made_anew_as_the_message_says(self, root, lost):
+        store = SegmentStore(root, files=WITHOUT_SYNCS)
+        head = fill(store, store.open_stream(), 1)
+        store.close()
+        (root / "SEGMENTS").write_bytes(b"refold segm\0\0\0\0s 1\n")
+        if lost:
+            (root / "SEGMENTS").unlink()
+        for way in (lambda: open_reader(str(root)), lambda: migrations.ensure(f"segments:///{root}")):
+            with pytest.raises(JournalError, match="SEGMENTS") as caught:
+                way()
+        subprocess.run(["sh", "-c", str(caught.value).split("`")[1]], check=True)
+        assert open_reader(str(root)).head() == head
+
     def test_a_lost_mark_is_not_a_new_stream(self, root):
         store = SegmentStore(root, files=WITHOUT_SYNCS)
         fill(store, store.open_stream(), 1)
         store.close()
         (root / "main" / "mark").unlink()
-        for way in (lambda: open_reader(str(root)).head(), SegmentStore(root).open_stream):
-            with pytest.raises(JournalCorrupt, match="lost the mark"):
+        for way in (open_reader(str(root)).check_end, SegmentStore(root).open_stream):
+            with pytest.raises(JournalCorrupt, match="mark is gone"):
                 way()
 
 

@@ -46,6 +46,17 @@ def test_a_stream_that_lost_its_name_is_damage_and_not_an_empty_journal(path: Pa
         open_reader(str(path))
 
 
+@pytest.mark.parametrize(
+    ("where", "num_records"), [("journal_streams: cells", 0), ("sqlite_autoindex_journal_streams_1: cells", 5)]
+)
+def test_reindexing_a_copy_tells_a_damaged_index_from_a_damaged_table(path: Path, where: str, num_records: int) -> None:
+    """As docs/reliability.md has it: only where the index was damaged are the records there afterwards."""
+    replace_in(path, where, b"main", b"maim")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("REINDEX")
+    assert verify_stream(open_reader(str(path))).position == num_records
+
+
 def test_a_damaged_definition_whose_error_is_no_text_is_still_an_error_of_ours(path: Path) -> None:
     replace_in(path, "sqlite_schema: cells", b"INTEGER", b"INT\xc5GER")
     with pytest.raises(JournalCorrupt, match="damaged"):

@@ -6,6 +6,7 @@ The one that the border cuts through is written anew from there on, and is the a
 """
 
 import itertools
+import shlex
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from refold.journal.archives import Archive
+from refold.journal.errors import JournalError
 from refold.journal.record import Head
 from refold.journal.stores.segments.erasing import opened_closed, write_segment
 from refold.journal.stores.segments.files import FileLayer, damaged, write_file
@@ -40,13 +42,17 @@ def unpack_archives(data: bytes, path: Path) -> list[Archive]:
     """The archives that a file lists; an empty one lists none.
 
     Raises:
-        JournalCorrupt: it's damaged.
+        JournalError: it's damaged.
     """
     if not data:
         return []
     crc, _, listed = data.partition(b"\n")
     if crc != b"%08x" % zlib.crc32(listed):
-        raise damaged(path, 0, "edited", "and others are archived, and the list of archives was changed")
+        raise JournalError(
+            f"{path} was changed: it lists where older records are archived, and holds none itself; restore it from a backup, or "
+            f"remove it and make it anew: `refold archive --adopt FOLDER {shlex.quote(str(path.parent.parent))}`, if they are "
+            "in FOLDER"
+        )
     return _DECODER.decode(listed)
 
 

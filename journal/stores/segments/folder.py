@@ -12,6 +12,7 @@ A stream whose name isn't plain has a folder called `=` and the beginning of the
 import errno
 import hashlib
 import re
+import shlex
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -62,6 +63,8 @@ def look_at(path: Path, files: FileLayer = OS_FILES) -> Literal["absent", "empty
     strangers = sorted(names - {MARKER + DRAFT_SUFFIX})
     if not strangers:
         return "empty"
+    if any(segments_of(_listed(path / name, files)) for name in strangers):
+        raise JournalError(f"{path} has segments, and its file {MARKER} is gone: {_mend(path)}")
     raise JournalCorrupt(
         f"{path} is a folder of something else (it has {strangers[0]!r}): name another journal",
         position=0,
@@ -74,8 +77,20 @@ def _check_marker(path: Path, text: bytes) -> None:
         return
     known = _MARKER_PATTERN.fullmatch(text)
     if known is None:
-        raise JournalCorrupt(f"{path / MARKER} is not what refold wrote: restore it", position=0, kind="foreign")
+        raise JournalError(f"{path / MARKER} is not what refold wrote: {_mend(path)}")
     raise SchemaTooNew(f"{path} has segments of version {int(known[1])}, this refold knows 1: use a newer refold")
+
+
+def _mend(path: Path) -> str:
+    marker = shlex.quote(str(path / MARKER))
+    return f"it says of what format the journal is, and nothing else; `echo refold {FORMAT} > {marker}` makes it anew"
+
+
+def _listed(path: Path, files: FileLayer) -> list[str]:
+    try:
+        return files.listdir(path)
+    except OSError:  # no folder, or none that we may look into
+        return []
 
 
 def require(path: Path, files: FileLayer = OS_FILES) -> None:

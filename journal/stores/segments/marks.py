@@ -9,11 +9,11 @@ It's written in two places by turns, each with a number and a checksum: one that
 
 import struct
 import zlib
-from pathlib import Path
 from typing import NamedTuple
 
+from refold.journal.errors import JournalCorrupt
 from refold.journal.record import Head
-from refold.journal.stores.segments.files import FileLayer, damaged, write_all
+from refold.journal.stores.segments.files import FileLayer, write_all
 
 MARK_NAME = "mark"
 _MAGIC = b"\xf5RMK"
@@ -42,6 +42,13 @@ class Mark(NamedTuple):
     head: Head
 
 
+class MarkLost(JournalCorrupt):
+    """The mark is damaged or gone; the text continues its name. `unmarked.lost_end` makes of it what people are told."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how, position=0, kind="unmarked")
+
+
 def pack_mark(mark: Mark) -> bytes:
     """The bytes of a slot."""
     position, digest, engine_epoch = mark.head
@@ -60,18 +67,18 @@ def write_mark(files: FileLayer, fd: int, mark: Mark) -> None:
     write_all(files, fd, pack_mark(mark), _SLOT_BYTES * (mark.number % 2))
 
 
-def read_mark(files: FileLayer, fd: int, path: Path) -> Mark:
+def read_mark(files: FileLayer, fd: int) -> Mark:
     """The newer of the two marks. Tries again where a writer was caught half way.
 
     Raises:
-        JournalCorrupt: both are damaged.
+        MarkLost: both are damaged.
     """
     for _ in range(_ATTEMPTS):
         data = files.pread(fd, MARK_FILE_BYTES, 0)
         marks = [mark for slot in (0, _SLOT_BYTES) if (mark := _unpack(data[slot : slot + _SLOT_BYTES])) is not None]
         if marks:
             return max(marks)
-    raise damaged(path, 0, "edited", "can't be told from a torn one: both marks of the acknowledged end are damaged")
+    raise MarkLost(f"is damaged, both of its slots ({len(data)} bytes)")
 
 
 def _unpack(slot: bytes) -> Mark | None:

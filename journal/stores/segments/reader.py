@@ -1,5 +1,6 @@
 """The reading half of the port over a folder of segments, live or not. Takes no lock and writes nothing."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.segments import folder
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain
+from refold.journal.stores.segments.marks import MarkLost
 from refold.journal.stores.segments.snapshot_files import (
     FIXED_BYTES,
     body_bytes,
@@ -17,6 +19,7 @@ from refold.journal.stores.segments.snapshot_files import (
     snapshot_position,
     unpack_snapshot,
 )
+from refold.journal.stores.segments.unmarked import lost_end
 from refold.journal.stores.segments.view import StreamView
 
 
@@ -32,6 +35,11 @@ class SegmentReader:
         """
         folder.require(path, files)
         self._path, self._files, self._closed = path, files, False
+
+    @property
+    def place(self) -> str:
+        """Where the journal is, as messages call it."""
+        return str(self._path)
 
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
@@ -58,18 +66,29 @@ class SegmentReader:
         return self._view(stream).archives()
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
-        """What snapshots there are, by position."""
+        """What snapshots there are, by position; a damaged one too, of 0 bytes if it can't even tell that."""
         view, found = self._view(stream), []
         for name in view.names():
             position = snapshot_position(name)
-            size = None if position is None else body_bytes(view.file(name, FIXED_BYTES))
-            if position is not None and size is not None:
-                found.append(SnapshotEntry(position, size))
+            if position is not None:
+                found.append(SnapshotEntry(position, body_bytes(view.file(name, FIXED_BYTES)) or 0))
         return sorted(found)
 
     def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
         """The snapshot at a position; None if there is none, or a damaged one."""
         return unpack_snapshot(self._view(stream).file(snapshot_name(position)))
+
+    def check_end(self, stream: str = DEFAULT_STREAM) -> None:
+        """See to it that the stream's end can be vouched for. Where it can't, all methods read what is whole.
+
+        Raises:
+            JournalCorrupt: its mark is damaged or gone (kind `unmarked`); says what is whole, and the way out.
+        """
+        view = self._view(stream)
+        try:
+            view.mark()
+        except MarkLost as lost:
+            raise lost_end(view, lost) from lost
 
     def close(self) -> None:
         """Nothing stays open between calls; a closed reader refuses them all the same."""
@@ -100,8 +119,9 @@ def stream_names(files: FileLayer, path: Path) -> list[str]:
 def _stream_in(files: FileLayer, path: Path, name: str) -> str | None:
     view = StreamView(files, path, name)
     view.folder = path / name
-    if view.mark() is None:
-        return None
+    with contextlib.suppress(MarkLost):
+        if view.mark() is None:
+            return None
     segments = view.segments()
     if not segments:
         return None

@@ -51,6 +51,14 @@ def find_tail(source: Bytes, start: Tail, path: Path) -> Tail:
     Raises:
         JournalCorrupt: what follows it isn't a torn tail but damage.
     """
+    tail, broken = whole_groups(source, start)
+    if tail.torn_bytes:
+        check_torn(source, tail, broken, path)
+    return tail
+
+
+def whole_groups(source: Bytes, start: Tail) -> tuple[Tail, Group | None]:
+    """Go on from `start` as far as groups are whole; also the group that isn't, if at least its header can be made out."""
     group_start, offset, head, _ = start
     while (group := unpack_group(source.get(offset, GROUP_HEADER_BYTES), 0, offset)) is not None:
         body = source.get(group.payload_start, group.end - group.payload_start)
@@ -59,10 +67,7 @@ def find_tail(source: Bytes, start: Tail, path: Path) -> Tail:
         head = head_behind(group, body, head)
         group_start, offset = group.start, group.end
     rest = source.get(offset, source.limit - offset)
-    torn_bytes = len(rest.rstrip(b"\0"))
-    if torn_bytes:
-        _check_torn(rest, offset, group, head.position, path)
-    return Tail(group_start, offset, head, torn_bytes)
+    return Tail(group_start, offset, head, len(rest.rstrip(b"\0"))), group
 
 
 def head_behind(group: Group, body: bytes, head: Head) -> Head:
@@ -73,8 +78,14 @@ def head_behind(group: Group, body: bytes, head: Head) -> Head:
     return Head(group.stop, digest, group.engine_epoch)
 
 
-def _check_torn(rest: bytes, offset: int, group: Group | None, position: int, path: Path) -> None:
-    """Refuse to take `rest`, which isn't a whole group, for a torn one if it can't be."""
+def check_torn(source: Bytes, tail: Tail, group: Group | None, path: Path) -> None:
+    """Refuse to take what lies behind `tail`, which is no whole group, for a torn one if it can't be.
+
+    Raises:
+        JournalCorrupt: it can't be.
+    """
+    offset, position = tail.end, tail.head.position
+    rest = source.get(offset, source.limit - offset)
     follower = _find_group(rest, GROUP_HEADER_BYTES if group is None else group.end - offset)
     if follower is not None:
         raise damaged(

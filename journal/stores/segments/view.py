@@ -16,7 +16,7 @@ from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.segments.files import READ, FileLayer, close_read, damaged, explain
 from refold.journal.stores.segments.folder import ARCHIVES_NAME, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import Group, SegmentHeader
-from refold.journal.stores.segments.marks import MARK_NAME, Mark, read_mark
+from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, read_mark
 from refold.journal.stores.segments.scan import FileBytes, Place, records_of, walk
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
 from refold.journal.stores.segments.tail import Tail, find_tail
@@ -39,10 +39,10 @@ class End(NamedTuple):
 class StreamView:
     """A stream of the journal at `root`, which may be live."""
 
-    __slots__ = ("_files", "_root", "folder", "stream")
+    __slots__ = ("_root", "files", "folder", "stream")
 
     def __init__(self, files: FileLayer, root: Path, stream: str) -> None:
-        self._files, self._root, self.stream = files, root, stream
+        self.files, self._root, self.stream = files, root, stream
         self.folder = stream_folder(root, stream)
 
     def read(self, start: int, stop: int | None) -> Iterator[Record]:
@@ -66,13 +66,18 @@ class StreamView:
             )
 
     def end(self) -> End | None:
-        """How far the stream counts now; None if it never began.
+        """How far the stream counts now; None if it never began. Without its mark: as far as it's whole.
 
         Raises:
             JournalError: it can't be read, or is damaged.
         """
         for attempt in range(_ATTEMPTS):
-            mark = self.mark()
+            try:
+                mark = self.mark()
+            except MarkLost:
+                from refold.journal.stores.segments.unmarked import whole_of  # noqa: PLC0415 - it stands on this module
+
+                return whole_of(self).end
             if mark is None:
                 return None
             marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
@@ -90,25 +95,28 @@ class StreamView:
         """The mark; None if the stream never began.
 
         Raises:
-            JournalError: it can't be read, is damaged, or is missing.
+            MarkLost: it's damaged, or gone.
+            JournalError: it can't be read.
         """
         path = self.folder / MARK_NAME
         for _ in range(_ATTEMPTS):
             try:
-                fd = self._files.open(path, READ)
+                fd = self.files.open(path, READ)
             except FileNotFoundError:
-                if self._is_unborn():
+                from refold.journal.stores.segments.unmarked import is_unborn  # noqa: PLC0415 - it stands on this module
+
+                if is_unborn(self):
                     return None
                 continue  # it was born since, or the mark is gone
             except OSError as error:
                 raise explain(error, path, "read") from error
             try:
-                return read_mark(self._files, fd, path)
+                return read_mark(self.files, fd)
             except OSError as error:
                 raise explain(error, path, "read") from error
             finally:
-                close_read(self._files, fd)
-        raise damaged(path, 0, "deleted", "and all after it have lost the mark of their end")
+                close_read(self.files, fd)
+        raise MarkLost("is gone")
 
     def segments(self) -> list[SegmentName]:
         """The segments, in order; without those that are the archives'."""
@@ -134,22 +142,22 @@ class StreamView:
     def file(self, name: str, size: int | None = None) -> bytes:
         """The first `size` bytes, or all, of a file beside the segments; empty if there is none."""
         try:
-            fd = self._files.open(self.folder / name, READ)
+            fd = self.files.open(self.folder / name, READ)
         except FileNotFoundError:
             return b""
         except OSError as error:
             raise explain(error, self.folder / name, "read") from error
         try:
-            return self._files.pread(fd, self._files.size(fd) if size is None else size, 0)
+            return self.files.pread(fd, self.files.size(fd) if size is None else size, 0)
         except OSError as error:
             raise explain(error, self.folder / name, "read") from error
         finally:
-            close_read(self._files, fd)
+            close_read(self.files, fd)
 
     def names(self) -> list[str]:
         """The names in the stream's folder; none if it never began."""
         try:
-            return self._files.listdir(self.folder)
+            return self.files.listdir(self.folder)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -167,14 +175,14 @@ class StreamView:
         end = marked
         for number, name in enumerate(segments):
             if number:
-                end = self._first_end(name, end)
+                end = self.first_end(name, end)
             if not name.sealed:
                 end = self._tail_of(name, end)
             if number + 1 < len(segments):
                 end = self._closed_end(name, end, segments[number + 1])
         return end
 
-    def _first_end(self, name: SegmentName, end: End) -> End:
+    def first_end(self, name: SegmentName, end: End) -> End:
         """Where a segment's groups begin, as an end."""
         with self.opened(name) as (_fd, header, _size):
             head = header.head._replace(engine_epoch=max(header.head.engine_epoch, end.head.engine_epoch))
@@ -185,7 +193,7 @@ class StreamView:
         with self.opened(name) as (fd, _header, size):
             if end.tail.end > size:
                 raise self._cut_off(path, end.head.position)
-            return End(name.first, find_tail(FileBytes(self._files, fd, size), end.tail, path))
+            return End(name.first, find_tail(FileBytes(self.files, fd, size), end.tail, path))
 
     def _closed_end(self, name: SegmentName, end: End, following: SegmentName) -> End:
         """The end of a segment that isn't the last: it must be whole, and lead to the following one."""
@@ -199,7 +207,7 @@ class StreamView:
     def opened_index(self, name: SegmentName) -> Head:
         """The head behind a sealed segment."""
         with self._reading(name):
-            sealed = SealedSegment(self._files, self.folder / name.file_name, name.first)
+            sealed = SealedSegment(self.files, self.folder / name.file_name, name.first)
             sealed.close()
             return sealed.index.stop
 
@@ -208,11 +216,11 @@ class StreamView:
         """An unsealed segment, open for reading: its descriptor, header and length."""
         path = self.folder / name.file_name
         with self._reading(name):
-            fd = self._files.open(path, READ)
+            fd = self.files.open(path, READ)
             try:
-                yield fd, read_header(self._files, fd, path, name.first), self._files.size(fd)
+                yield fd, read_header(self.files, fd, path, name.first), self.files.size(fd)
             finally:
-                close_read(self._files, fd)
+                close_read(self.files, fd)
 
     @contextlib.contextmanager
     def _reading(self, name: SegmentName) -> Iterator[None]:
@@ -231,7 +239,7 @@ class StreamView:
         if not segments or segments[-1].first != end.segment:
             raise damaged(self.folder, end.segment, "truncated", "begins a segment that is not there")
         if start < segments[0].first:
-            raise damaged(self.folder, start, "deleted", f"is not there; the first segment has {segments[0].first}")
+            raise self._not_there(start, segments[0].first)
         position = start
         for number, name in enumerate(segments):
             following = segments[number + 1].first if number + 1 < len(segments) else None
@@ -261,7 +269,7 @@ class StreamView:
             raise explain(error, self.folder / name.file_name, "read") from error
 
     def _sealed_groups(self, name: SegmentName, start: int) -> Iterator[tuple[Group, bytes]]:
-        sealed = SealedSegment(self._files, self.folder / name.file_name, name.first)
+        sealed = SealedSegment(self.files, self.folder / name.file_name, name.first)
         try:
             yield from sealed.groups(start)
         finally:
@@ -269,27 +277,23 @@ class StreamView:
 
     def _unsealed_groups(self, name: SegmentName, start: int, end: End) -> Iterator[tuple[Group, bytes]]:
         path = self.folder / name.file_name
-        fd = self._files.open(path, READ)
+        fd = self.files.open(path, READ)
         try:
-            header, size = read_header(self._files, fd, path, name.first), self._files.size(fd)
+            header, size = read_header(self.files, fd, path, name.first), self.files.size(fd)
             limit = end.tail.end if name.first == end.segment else size
             for group, body in walk(
-                FileBytes(self._files, fd, min(limit, size)), Place(header.size, name.first), path, start
+                FileBytes(self.files, fd, min(limit, size)), Place(header.size, name.first), path, start
             ):
                 yield group, body
                 start = max(start, group.stop)
             if limit > size:
                 raise self._cut_off(path, max(start, name.first))
         finally:
-            close_read(self._files, fd)
+            close_read(self.files, fd)
+
+    def _not_there(self, start: int, first: int) -> JournalCorrupt:
+        lost = "" if self.archives() else ", and no list of archives is there: see `refold archive --adopt`"
+        return damaged(self.folder, start, "deleted", f"is not there; the first segment has {first}{lost}")
 
     def _cut_off(self, path: Path, position: int) -> JournalCorrupt:
         return damaged(path, position, "truncated", "was acknowledged, but the file ends before it")
-
-    def _is_unborn(self) -> bool:
-        """Whether a folder without a mark is a stream whose beginning was interrupted: at most an empty first segment."""
-        names = self.segments()
-        if names != [SegmentName(0, sealed=False)]:
-            return not names
-        with self.opened(names[0]) as (_fd, header, size):
-            return size == header.size
