@@ -209,17 +209,19 @@ class LawBook:
 
     def _write(self, request: Request, start: int, end: int, size: int, writing: set[int], *, again: bool) -> None:
         """A position is written once, into the request's own block; again only where drafts may have been rejected."""
+        block_ids, contents, handle = request.block_ids, self._content, request.handle
         while start < end:
             index = start // size
-            stop = min(end, (index + 1) * size)
-            if index >= len(request.block_ids):
+            stop = (index + 1) * size
+            stop = stop if stop < end else end
+            if index >= len(block_ids):
                 raise broken("L8", f"{request.request_id} has no block for {start}")
-            block = request.block_ids[index]
-            content = self._content.get(block)
+            block = block_ids[index]
+            content = contents.get(block)
             if content is None:
-                content = self._content[block] = Written(request.handle, index)
+                content = contents[block] = Written(handle, index)
             places = ((1 << (stop - start)) - 1) << (start - index * size)
-            mine = content.handle == request.handle and content.index == index
+            mine = content.handle == handle and content.index == index
             if not mine or (content.places & places and not again):
                 raise broken(
                     "L4", f"{request.request_id} writes positions {start}..{stop - 1} into block {block} a second time"

@@ -103,25 +103,27 @@ def _sums_in_flight(state: State) -> dict[int, list[int]]:
     by_handle = state.requests.by_handle
     sums: dict[int, list[int]] = {}
     for step in state.window.in_flight:
-        stale, epochs, num_tokens, num_drafts = step.stale, step.epochs, step.num_tokens, step.num_drafts
-        for entry, handle in enumerate(step.handles):
-            request, n, row = by_handle.get(handle), num_tokens[entry], sums.get(handle)
+        stale, chunks, epochs, num_drafts = step.stale, step.chunk_entries, step.epochs, step.num_drafts
+        for entry, n in enumerate(step.num_tokens):
+            handle = step.handles[entry]
+            request = by_handle.get(handle)
             if request is None:
                 raise broken("L1", f"step {step.step} in flight names unknown handle {handle}")
-            if row is None:
-                row = sums[handle] = [0, 0, 0, 0, 0]
             is_stale = epochs[entry] < request.epoch
             if is_stale != (entry in stale):
                 raise broken("L2", f"{request.request_id} in step {step.step}: the stale mark contradicts the epoch")
+            if step.delivered and not is_stale:
+                continue
+            row = sums.get(handle)
+            if row is None:
+                row = sums[handle] = [0, 0, 0, 0, 0]
+            row[0] += n
             if is_stale:
-                row[0] += n
                 row[1] += n
                 row[2] += n * (stale[entry] == "deliver")
-            elif not step.delivered:
-                row[0] += n
-                if entry not in step.chunk_entries:
-                    row[3] += 1 + (num_drafts[entry] if num_drafts else 0)
-                    row[4] += 1
+            elif entry not in chunks:
+                row[3] += 1 + num_drafts[entry] if num_drafts else 1
+                row[4] += 1
     return sums
 
 
@@ -200,6 +202,8 @@ def _check_queues(state: State) -> int:
     """Who is in a queue belongs there, and each queue is in order. Returns how many are in one."""
     by_handle, queues, num_queued = state.requests.by_handle, state.queues, 0
     for name, queue in (("running", queues.running), ("waiting", queues.waiting), ("idle", queues.idle)):
+        if not queue:
+            continue
         last, statuses = None, _STATUSES[name]
         for r in queue:
             key = r.queue_key

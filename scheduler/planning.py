@@ -133,7 +133,8 @@ def _take_blocks(plan: Plan, request: Request, end: int, entry: int) -> bool:
 
 def _plan_alone(plan: Plan, request: Request) -> None:
     """Whatever a request that runs may want."""
-    first, end = request.num_computed_tokens, len(request.tokens) + request.num_output_placeholders
+    first, known = request.num_computed_tokens, len(request.tokens)
+    end = known if known > first else first + 1  # behind all that is known, or will be
     if end >= request.max_total_tokens:
         return
     shape = shaping.running(plan, request, end - first)

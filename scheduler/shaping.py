@@ -16,7 +16,7 @@ _NOT_NOW = Shape(0, is_chunk=True)
 def running(plan: Plan, request: Request, wanted: int) -> Shape:
     """The shape of a request that runs and wants to compute `wanted` tokens."""
     config = plan.state.config
-    if request.num_sampling_in_flight:
+    if (config.decode_stagger > 1 or request.grammar) and request.num_sampling_in_flight:
         too_close = plan.state.window.next_step - request.last_sampling_step < config.decode_stagger
         if too_close or request.grammar:
             return _NOT_NOW

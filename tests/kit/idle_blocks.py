@@ -32,12 +32,12 @@ class IdleBlocks:
 
     def _settle(self, state: State, event: StepScheduled) -> None:
         """Remember whose each block is, and where in the table. One that is shared goes when its last owner does."""
-        for each in (*event.allocations, *event.admissions):
-            handle = event.handles[each.entry]
-            for index, block in enumerate(state.requests.by_handle[handle].block_ids):
-                self.place[block] = (handle, index)
         for allocation in event.allocations:
-            self.shared.difference_update(allocation.block_ids)
+            handle, block_ids = event.handles[allocation.entry], allocation.block_ids
+            first = len(state.requests.by_handle[handle].block_ids) - len(block_ids)
+            for index, block in enumerate(block_ids, first):
+                self.place[block] = (handle, index)
+            self.shared.difference_update(block_ids)
         for admission in event.admissions:
             self.shared.update(admission.hit_block_ids)
 

@@ -86,7 +86,7 @@ def _judge_entries(state: State, step: StepScheduled) -> None:
     for entry, (handle, n, first) in enumerate(zip(step.handles, step.num_tokens, step.first_positions, strict=True)):
         request = by_handle[handle]
         drafts = step.num_drafts[entry] if step.num_drafts else 0
-        end, name = len(request.tokens) + request.num_output_placeholders, request.request_id
+        end, name = max(len(request.tokens), request.num_computed_tokens + 1), request.request_id
         samples = entry not in step.chunk_entries
         must(samples == (first + n - drafts == end), "chunks", name, "ends at", first + n, "of", end)
         if request.waits_for_grammar:
@@ -187,7 +187,7 @@ def _judge_diligence(state: State, step: StepScheduled | None, taken: set[int]) 
     for request in state.queues.running:
         if request.handle in in_step or request.media or request.handle in taken:
             continue
-        end = len(request.tokens) + request.num_output_placeholders
+        end = max(len(request.tokens), request.num_computed_tokens + 1)
         needs = min(end + most_drafts, request.num_computed_tokens + config.max_num_batched_tokens)
         if end >= request.max_total_tokens:
             continue
