@@ -147,6 +147,8 @@ def _beyond(reader: SnapshotReader, stream: str, position: int, end: int) -> str
     snapshot = reader.load_snapshot(stream, position)
     if snapshot is None or checksum_of(snapshot) != snapshot.checksum:
         return reason
+    if snapshot.position != position:
+        return f"it's kept as one of {position} records, and says that it was made of {snapshot.position}"
     return f"{reason}: the others were acknowledged, and are gone; it names the head {position}:{snapshot.hash.hex()}"
 
 

@@ -91,10 +91,22 @@ def read_across(
     for archive in archives:
         end = archive.stop if stop is None else min(stop, archive.stop)
         if start < end:
-            yield from _read_file(find_file(archive, beside), start, end)
+            path = find_file(archive, beside)
+            _check_is_it(archive, path)
+            yield from _read_file(path, start, end)
             start = end
     if stop is None or start < stop:
         yield from read(start, stop)
+
+
+def _check_is_it(archive: Archive, path: Path) -> None:
+    """Another journal's archive may have the same name; the hash of its last record tells it, and all before that one."""
+    last = next(_read_file(path, archive.stop - 1, archive.stop), None)
+    if last is None or last.hash != archive.hash:
+        raise JournalError(
+            f"{path} is not the archive of this journal's records {archive.start} to {archive.stop - 1}: record "
+            f"{archive.stop - 1} {'is not in it' if last is None else 'is another one'}; put the right file in its place"
+        )
 
 
 def _read_file(path: Path, start: int, stop: int) -> Iterator[Record]:

@@ -1,6 +1,5 @@
 """`refold capsule`: a journal in one small file for a bug report, and back."""
 
-import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,6 +12,7 @@ from refold.engine.cli.progress import bar
 from refold.engine.history.capsule import CapsuleRecord, new_note, read_capsule, write_capsule
 from refold.engine.history.plain import count, safe
 from refold.engine.history.sealing import sealed_records
+from refold.engine.history.whole_file import whole_file
 from refold.journal.errors import JournalError, RefoldError, SchemaTooNew
 
 EXAMPLES = """Examples:
@@ -52,17 +52,10 @@ def command(unpack: bool, note: str, as_json: bool, source: str, target: str | N
 
 
 def _pack(journal: str, target: str, note: str) -> int:
-    path = Path(target)
     with reading(journal) as reader, bar("packing", reader.head().position, "records") as progress:
         try:
-            with tempfile.NamedTemporaryFile(dir=path.absolute().parent, delete=False) as file:
-                temporary = Path(file.name)
-                try:
-                    header = write_capsule(reader, file, note=note or new_note(), on_record=progress.advance)  # type: ignore[arg-type]
-                except BaseException:
-                    temporary.unlink()
-                    raise
-            temporary.replace(path)
+            with whole_file(Path(target)) as file:
+                header = write_capsule(reader, file, note=note or new_note(), on_record=progress.advance)
         except OSError as error:
             raise Complaint(f"{target} can't be written: {error.strerror}", "name another file", USAGE) from error
     return header.num_records

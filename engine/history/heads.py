@@ -10,13 +10,12 @@ standard library has), every auditor could. It needs the package `cryptography`,
 "refold[signing]"`.
 """
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from refold.engine.history.whole_file import whole_file
 from refold.journal.errors import JournalCorrupt, JournalError, Rejected
 from refold.journal.merkle import root_of
 from refold.journal.record import Head
@@ -76,20 +75,8 @@ def write_head(path: Path, exported: ExportedHead) -> None:
         JournalError: it can't be written.
     """
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-            try:
-                file.write(encoded(exported) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink()
-                raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with whole_file(path) as file:
+            file.write(encoded(exported) + b"\n")
     except OSError as error:
         raise JournalError(f"cannot write the head to {path}: {error.strerror}; give another file") from error
 

@@ -485,3 +485,16 @@ def test_killed_at_any_instant_nothing_is_lost(tmp_path: Path, verb: str) -> Non
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM journal_records").fetchone() == (5,)
     assert refold("verify", path).exit_code == 0
+
+
+def test_another_journals_archive_of_the_same_name_is_told_and_not_read(tmp_path: Path) -> None:
+    paths = []
+    for name, lives in (("a", long_life(20)), ("b", long_life(21, width=4))):
+        write_journal(tmp_path / f"{name}.db", lives)
+        paths.append(archived(str(tmp_path / f"{name}.db"), 20, tmp_path / name))
+    paths[0].replace(paths[1])
+    told = refold("log", "--until", "10", tmp_path / "b.db")
+    assert told.exit_code == 3
+    assert told.stdout == ""
+    assert f"{paths[1]} is not the archive of this journal's records 0 to 19: record 19 is another one" in told.stderr
+    assert_one_line_and_a_hint(told.stderr)

@@ -1,5 +1,7 @@
 """Heads that are kept and proofs of single records: what they find, and what forgers can't do."""
 
+import os
+
 import msgspec
 import pytest
 
@@ -264,3 +266,22 @@ def test_a_head_is_a_head(store, exported):
     assert exported.head == store.head()
     assert isinstance(exported, ExportedHead)
     assert head_after(list(store.read())[-1]).hash.hex() == exported.hash
+
+
+def test_a_head_goes_where_a_link_points_and_the_link_stays(tmp_path, exported):
+    elsewhere, link = tmp_path / "elsewhere" / "x.head", tmp_path / "latest.head"
+    elsewhere.parent.mkdir()
+    link.symlink_to(elsewhere)
+    write_head(link, exported)
+    assert link.is_symlink()
+    assert encoded(read_head(elsewhere)) == encoded(exported)
+
+
+def test_a_head_goes_into_a_pipe_and_the_pipe_stays_one(tmp_path, exported):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_head(pipe, exported)
+    assert os.read(reader, 1 << 16) == encoded(exported) + b"\n"
+    assert pipe.is_fifo()
+    os.close(reader)

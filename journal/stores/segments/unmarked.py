@@ -118,5 +118,6 @@ def _told_by_snapshots(view: StreamView, position: int) -> str:
         at = snapshot_position(name)
         if at is not None and at > max(position, known):
             with contextlib.suppress(UnicodeDecodeError):
-                known = at if unpack_snapshot(view.file(name)) is not None else known
+                snapshot = unpack_snapshot(view.file(name))
+                known = at if snapshot is not None and snapshot.position == at else known
     return f"records {position} to {known - 1} were there when a snapshot was made, and are gone" if known else ""
