@@ -1,5 +1,6 @@
 """Prompts from outside: text, token ids or a conversation, checked and turned into token ids."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 Extension = str | Sequence[int]
 
 _MAX_CHARS_PER_TOKEN = 256
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def prompt_token_ids(prompt: Prompt, text: Text | Rejected, vocab_size: int, max_model_len: int) -> list[int]:
@@ -74,9 +76,8 @@ def check_text(what: str, text: object, max_chars: int) -> str:
         raise Rejected(f"{what} is a {type(text).__name__}: give a string")
     if len(text) > max_chars:
         raise Rejected(f"{what} has {len(text)} characters: give at most {max_chars}")
-    for index, character in enumerate(text):
-        if character == "\0" or "\ud800" <= character <= "\udfff":
-            raise Rejected(f"{what} has U+{ord(character):04X} at index {index}, which is no text: remove it")
+    if (found := _NO_TEXT.search(text)) is not None:
+        raise Rejected(f"{what} has U+{ord(found[0]):04X} at index {found.start()}, which is no text: remove it")
     return text
 
 

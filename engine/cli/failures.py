@@ -129,6 +129,7 @@ def explain(error: BaseException, command: str = "refold", journal: str = "JOURN
 
 def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL") -> str:
     """What to do about a journal that is damaged, or contradicts itself."""
+    journal = (error.place or journal) if journal == "JOURNAL" else journal  # of two, the error knows which
     if not isinstance(error, JournalCorrupt):
         log = typed("log", journal, options=("--until", error.position))
         return f"`{typed('verify', journal)}` says which law is broken, `{log}` shows the events that lead there"

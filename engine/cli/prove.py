@@ -6,6 +6,7 @@ import click
 
 from refold.engine.cli.console import reading, verb, write
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.typed import typed
 
 EXAMPLES = """Examples:
   refold head run.db --out run.head
@@ -41,5 +42,7 @@ def command(head: Path | None, content: bool, journal: str, position: int) -> No
         try:
             proof = prove(reader, stream, position, size, discloses=content)
         except NotFound as error:
-            raise Complaint(str(error), "`refold log -n 1` shows the last record", NOT_SO) from error
+            raise Complaint(
+                str(error), f"`{typed('log', journal, options=('-n', 1))}` shows the last record", NOT_SO
+            ) from error
     write(msgspec.json.encode(proof).decode())

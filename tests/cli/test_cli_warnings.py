@@ -146,3 +146,11 @@ class TestALostMarkOfSegments:
         assert json.loads(refold("copy", "--json", new, tmp_path / "third.db").stdout)["end_is_vouched"] is True
         assert refold("verify", new).exit_code == 0
         assert refold(*RUN, "--journal", new, "more").exit_code == 0
+
+    def test_a_hint_names_the_journal_also_where_a_verb_has_two_of_them(self, journal: Path) -> None:
+        told = refold("redact", journal, "run1-1")
+        assert told.exit_code == 3
+        assert told.stderr.splitlines()[-1] == f"  hint: `refold log -n 20 {journal}` lists the last of what is whole"
+        assert refold("prove", journal, "999").stderr.splitlines()[-1] == (
+            f"  hint: `refold log -n 1 {journal}` shows the last record"
+        )

@@ -88,7 +88,9 @@ def lost_end(view: StreamView, lost: MarkLost) -> JournalCorrupt:
         *filter(None, (behind, _told_by_snapshots(view, head.position))),
         f"{unknown}: `refold copy --accept-end {journal} NEW` makes a new journal of what is whole",
     ]
-    return JournalCorrupt("; ".join(told), position=head.position, kind="unmarked")
+    error = JournalCorrupt("; ".join(told), position=head.position, kind="unmarked")
+    error.place = str(view.folder.parent)
+    return error
 
 
 def _segment(view: StreamView, name: SegmentName, before: End) -> Whole:
