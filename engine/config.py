@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Annotated, Literal, TypedDict
 
 from msgspec import UNSET
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from refold.engine.checked import Checked, short
 from refold.engine.models import START_TIMEOUT_S, STEP_TIMEOUT_S, Dtype, Model, WorkerPlace, is_simulated
@@ -124,6 +124,13 @@ class EngineArgs(Checked):
     worker: WorkerPlace | None = Field(default=None, description="'process', 'thread' or None")
     step_timeout_s: float = Field(default=STEP_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds")
     start_timeout_s: float = Field(default=START_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds")
+
+    @field_validator("stream")
+    @classmethod
+    def _is_a_name(cls, stream: str) -> str:
+        if not stream.isprintable():
+            raise ValueError("give 1 to 200 printable characters")
+        return stream
 
     @model_validator(mode="after")
     def _fit_together(self) -> "EngineArgs":

@@ -127,6 +127,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"session_idle_s": 0}, "session_idle_s is 0: give more than 0"),
     ({"session_idle_s": float("nan")}, "session_idle_s is nan"),
     ({"stream": ""}, "stream is ''"),
+    ({"stream": "a\0b"}, "stream is 'a\\x00b': give 1 to 200 printable characters"),
     ({"windows": 2}, "'windows' is no option"),
     ({"max_model_len": 5000}, "max_model_len is 5000: model 'simulated?vocab=1000&eos=-1' takes 4096 at most"),
     ({"num_blocks": 4, "watermark_blocks": 4}, "watermark_blocks is 4: give less than num_blocks, which is 4"),
