@@ -1,6 +1,7 @@
 """An engine's lifecycle: how it is opened, closed, and used as a context manager, with asyncio and without."""
 
 import asyncio
+import os
 import threading
 from os import PathLike
 from types import TracebackType
@@ -64,6 +65,7 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_entered = False
+        self._pid = os.getpid()
 
     def find_model(self) -> Self:
         """Look for the model and what belongs to it, without opening anything.
@@ -93,6 +95,7 @@ class Lifecycle:
                 raise Rejected("an engine opens once: make a new one")
             if self._is_closed:  # by whoever gave up an opening that had not begun yet: it must not begin now
                 raise Rejected(_CLOSED_UNOPENED)
+            self._pid = os.getpid()
             life = begin(self.args, self._ready_to_begin(), self._given_store)
             if await_worker:
                 try:
@@ -135,6 +138,8 @@ class Lifecycle:
         self._close(CLOSED)
 
     def _close(self, reason: str) -> None:
+        if self._is_of_another_process:  # its threads aren't here, and what is open is the parent's
+            return
         with self._lock:
             if self._life is None or self._is_closed:
                 self._is_closed = True
@@ -188,9 +193,18 @@ class Lifecycle:
     def _live(self) -> Life:
         if self._life is None:
             raise self._never_opened()
+        if self._is_of_another_process:
+            raise EngineStopped(
+                f"this engine lives in process {self._pid}, of which process {os.getpid()} is a fork: use it there, or open another "
+                "one here, on another journal"
+            )
         if self._is_closed or self._life.core.cause is not None:
             raise self._life.core.why_stopped()
         return self._life
+
+    @property
+    def _is_of_another_process(self) -> bool:
+        return self._life is not None and self._pid != os.getpid()
 
     def _never_opened(self) -> EngineStopped:
         return EngineStopped(_CLOSED_UNOPENED if self._is_closed else _NOT_OPEN)

@@ -1,6 +1,7 @@
 """Close, crash, reopen: what was unfinished goes on, and whoever comes back continues where they were."""
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
@@ -320,3 +321,24 @@ def test_an_engine_that_did_not_wait_can_be_closed_while_the_worker_loads(journa
         assert engine.recovery is not None
         assert engine.recovery.was_closed
         assert engine.wait()[0].token_ids == must_produce([1], SHORT)
+
+
+def test_a_fork_of_the_process_is_told_that_the_engine_is_not_its_own_and_harms_nothing(tmp_path):
+    with Engine("simulated", str(tmp_path / "x.db"), worker="thread") as engine:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                engine.enqueue("from the fork")
+            except EngineStopped as error:
+                status = (
+                    0
+                    if f"lives in process {os.getppid()}, of which process {os.getpid()} is a fork" in str(error)
+                    else 2
+                )
+            finally:
+                engine.close()
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        (done,) = engine.run(["from the parent"], SamplingParams(max_tokens=3))
+        assert len(done.token_ids) == 3
