@@ -85,10 +85,10 @@ def search(reader: JournalReader, stream: str, stop: int) -> tuple[Base, list[Un
             if entry.position > end:
                 unsound.append(Unsound(entry.position, _beyond(reader, stream, entry.position, end), is_for_good=True))
             continue
-        snapshot = reader.load_snapshot(stream, entry.position)
-        if snapshot is None and not any(each.position == entry.position for each in reader.snapshots(stream)):
-            continue  # thinned out meanwhile
         try:
+            snapshot = reader.load_snapshot(stream, entry.position)
+            if snapshot is None and not any(each.position == entry.position for each in reader.snapshots(stream)):
+                continue  # thinned out meanwhile
             return restore(reader, stream, _at(entry.position, snapshot)), unsound
         except (ValueError, JournalError) as error:
             is_for_good = isinstance(error, NotOfThisJournal)

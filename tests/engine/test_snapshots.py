@@ -272,6 +272,23 @@ def test_a_damaged_snapshot_beside_segments_is_told_and_dropped_like_any_other(
     assert not list((tmp_path / "plain" / "main").glob("*[23]?.snapshot"))
 
 
+def test_a_snapshot_beside_segments_that_can_not_be_read_keeps_nobody_from_the_records(
+    journal: str, tmp_path: Path, warnings: list
+) -> None:
+    plain = f"segments:///{tmp_path / 'plain'}"
+    migrations.ensure(plain)
+    store = open_store(plain)
+    copy_stream(open_reader(journal), store, "main")  # type: ignore[arg-type]
+    store.close()
+    (tmp_path / "plain" / "main" / f"{30:020d}.snapshot").mkdir()
+    assert nearest(open_reader(plain), "main", 35).head.position == 0
+    store = open_store(plain)
+    _, recovery = fold_journal(store, "main", store.open_stream())
+    store.close()
+    assert recovery.from_snapshot == 0
+    assert [facts["position"] for _, facts in warnings] == [30, 30]
+
+
 def test_a_state_that_a_later_record_contradicts_is_folded_again_from_the_start(journal: str, warnings: list) -> None:
     """The digest can't see everything: whatever passes it and is wrong shows at the next record that doesn't fit."""
     base = whole_fold(journal, 20)

@@ -71,12 +71,12 @@ class SegmentReader:
         for name in view.names():
             position = snapshot_position(name)
             if position is not None:
-                found.append(SnapshotEntry(position, body_bytes(view.file(name, FIXED_BYTES)) or 0))
+                found.append(SnapshotEntry(position, body_bytes(_told_by(view, name, FIXED_BYTES)) or 0))
         return sorted(found)
 
     def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
         """The snapshot at a position; None if there is none, or a damaged one."""
-        return unpack_snapshot(self._view(stream).file(snapshot_name(position)))
+        return unpack_snapshot(_told_by(self._view(stream), snapshot_name(position)))
 
     def check_end(self, stream: str = DEFAULT_STREAM) -> None:
         """See to it that the stream's end can be vouched for. Where it can't, all methods read what is whole.
@@ -127,3 +127,11 @@ def _stream_in(files: FileLayer, path: Path, name: str) -> str | None:
         return None
     with view.opened(segments[-1]) as (_fd, header, _size):
         return header.stream
+
+
+def _told_by(view: StreamView, snapshot: str, size: int | None = None) -> bytes:
+    """What a snapshot's file says. One that can't be read is a damaged one: it must not keep anybody from the records."""
+    try:
+        return view.file(snapshot, size)
+    except JournalError:
+        return b""
