@@ -66,7 +66,14 @@ def command(
     with reading(journal) as reader:
         timeline = Timeline(reader)
         start = 0 if low is None else position_of(timeline, low, journal) + 1
-        found, is_first = _search(timeline, asked[0], start, position_of(timeline, high, journal), scan=scan)
+        end = position_of(timeline, high, journal)
+        if start > end:
+            raise Complaint(
+                f"--from is record {start - 1} and --to is record {end}: there is none between them",
+                "give --from a place before --to",
+                USAGE,
+            )
+        found, is_first = _search(timeline, asked[0], start, end, scan=scan)
         if found is None:
             raise Complaint(f"{asked[0].text[:80]!r} is never true", "`refold show` shows the state at the end", NOT_SO)
         timeline.seek(found)

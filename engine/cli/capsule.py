@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from refold.engine.cli.console import named, reading, verb, write, write_json
-from refold.engine.cli.failures import UNREADABLE, USAGE, Complaint
+from refold.engine.cli.failures import UNREADABLE, USAGE, Complaint, unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.capsule import CapsuleRecord, new_note, read_capsule, write_capsule
 from refold.engine.history.plain import count, safe
@@ -57,7 +57,7 @@ def _pack(journal: str, target: str, note: str) -> int:
             with whole_file(Path(target)) as file:
                 header = write_capsule(reader, file, note=note or new_note(), on_record=progress.advance)
         except OSError as error:
-            raise Complaint(f"{target} can't be written: {error.strerror}", "name another file", USAGE) from error
+            raise unwritable(target, error) from error
     return header.num_records
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from refold.engine.cli.console import journal_argument, named, reading, verb, write
-from refold.engine.cli.failures import USAGE, Complaint
+from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import replay
@@ -31,5 +31,5 @@ def command(output: Path, title: str, journal: str) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Complaint(f"{output} can't be written: {error.strerror}", "name another file with -o", USAGE) from error
+        raise unwritable(output, error) from error
     write(f"{named(journal)}: {count(data.num_records, 'record')} on {safe(str(output))}, {len(text):,} bytes")

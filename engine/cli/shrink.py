@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from refold.engine.cli.console import journal_argument, json_option, named, note, reading, verb, write, write_json
-from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
+from refold.engine.cli.failures import NOT_SO, USAGE, Complaint, unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.orders import orders_of
 from refold.engine.history.plain import count
@@ -44,7 +44,7 @@ def command(output: Path | None, seconds: float, as_json: bool, journal: str) ->
         try:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise Complaint(f"{output} can't be written: {error.strerror}", "name another file", USAGE) from error
+            raise unwritable(output, error) from error
     removed = 1 - shrunk.num_events / heard.num_events if heard.num_events else 0.0
     if as_json:
         write_json(

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from refold.engine.cli.console import journal_argument, named, note, reading, verb
-from refold.engine.cli.failures import USAGE, Complaint
+from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import replay
@@ -32,5 +32,5 @@ def command(output: Path | None, journal: str) -> None:
             with output.open("w", encoding="utf-8") as file:
                 rows = write_trace(replay(reader, expect=reader.head()), file, progress.advance)
         except OSError as error:
-            raise Complaint(f"{output} can't be written: {error.strerror}", "name another file", USAGE) from error
+            raise unwritable(output, error) from error
     note(f"{named(journal)}: {count(rows, 'row')} in {safe(str(output))}")

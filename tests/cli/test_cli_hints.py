@@ -548,3 +548,24 @@ def test_an_option_that_no_line_can_be_served_with_is_no_lines_fault(tmp_path: P
     complaint, hint = refold(*run, stdin="fine\n").stderr.splitlines()
     assert "max_tokens is 99999" in complaint
     assert hint == "  hint: `refold run --help` shows the options and examples"
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("verb", ["report", "trace"])
+def test_a_full_disk_is_no_wrong_name(tmp_path, verb):
+    journal = tmp_path / "x.db"
+    assert refold("run", "--model", "simulated", "--max-tokens", "2", "--journal", journal, "hi").exit_code == 0
+    full = refold(verb, journal, "-o", "/dev/full")
+    assert (full.exit_code, full.stderr.splitlines()[0]) == (
+        74,
+        "refold: /dev/full can't be written: No space left on device",
+    )
+    assert refold(verb, journal, "-o", tmp_path / "none" / "x").exit_code == 2
+
+
+def test_bisect_refuses_a_range_with_nothing_in_it(tmp_path):
+    journal = tmp_path / "x.db"
+    assert refold("run", "--model", "simulated", "--max-tokens", "9", "--journal", journal, "hi").exit_code == 0
+    told = refold("bisect", "--python", "True", "--from", "9", "--to", "4", journal)
+    assert told.exit_code == 2
+    assert "--from is record 9 and --to is record 4: there is none between them" in told.stderr
