@@ -129,8 +129,10 @@ def _rows(found: Fork) -> list[tuple[str, list[str]]]:
     ):
         numbers = [getattr(each, field) for each in all_three]
         rows.append((name, [*(f"{number:,}" for number in numbers), _change_of(numbers[1], numbers[2])]))
-    rates = [each.tokens_per_s for each in all_three]
-    rows.append(("tokens a second", [*(f"{rate:,.1f}" for rate in rates), _change_of(rates[1], rates[2])]))
+    rates = [each.tokens_per_s if each.duration_ns else None for each in all_three]
+    rows.append(
+        ("tokens a second", [*("-" if r is None else f"{r:,.1f}" for r in rates), _change_of(rates[1], rates[2])])
+    )
     for name, field in (
         ("queued", "queued"),
         ("first token", "first_token"),
@@ -144,12 +146,17 @@ def _rows(found: Fork) -> list[tuple[str, list[str]]]:
 def _spreads(name: str, field: str, all_three: tuple[Figures, ...]) -> list[tuple[str, list[str]]]:
     rows = []
     for percent in ("p50", "p99"):
-        spans = [getattr(getattr(each, field), f"{percent}_ns") for each in all_three]
-        rows.append((f"{name} {percent}", [*map(duration, spans), _change_of(spans[1], spans[2])]))
+        spreads = [getattr(each, field) for each in all_three]
+        spans = [getattr(each, f"{percent}_ns") if each.count else None for each in spreads]
+        told = ["-" if span is None else duration(span) for span in spans]
+        rows.append((f"{name} {percent}", [*told, _change_of(spans[1], spans[2])]))
     return rows
 
 
-def _change_of(before: float, after: float) -> str:
+def _change_of(before: float | None, after: float | None) -> str:
+    """Where one of them has nothing to measure, there's no change to tell."""
+    if before is None or after is None:
+        return "-"
     if before == after:
         return "="
     return f"{(after - before) / before:+.1%}" if before else "new"
