@@ -20,7 +20,7 @@ from refold.projections.outbox import Output
 
 
 async def all_accepted(life: Life, asks: Sequence[Ask]) -> list[Output]:
-    """Submit completions of one prompt. If one is refused, those before it are aborted."""
+    """Submit completions of one prompt. If the first is refused, all are; if a later one is, the others are aborted."""
     try:
         for ask in asks:
             life.core.ask(ask)
@@ -68,6 +68,16 @@ def living_choices(life: Life, request_id: str) -> list[str]:
     return found
 
 
+def names_under(life: Life, request_id: str) -> list[str]:
+    """The ids that a request's name stands for: itself, or those of its completions.
+
+    Only one of the two is known, except in journals of older engines. There a name stands for itself.
+    """
+    if life.core.delivery.find(request_id) is not None:
+        return [request_id]
+    return living_choices(life, request_id) or [request_id]
+
+
 def outputs_of(life: Life, request_id: str) -> list[Output]:
     """The outputs of a request: its own, or those of its completions.
 
@@ -75,11 +85,8 @@ def outputs_of(life: Life, request_id: str) -> list[Output]:
         NotFound: the journal has no such request.
         Rejected: it was redacted.
     """
-    known_ids = living_choices(life, request_id)
-    if known_ids:
-        return [life.output(each) for each in known_ids]
     try:
-        return [life.output(request_id)]
+        return [life.output(each) for each in names_under(life, request_id)]
     except NotFound:
         outputs = _recalled(life, request_id)
         if not outputs:

@@ -27,8 +27,8 @@ from refold.engine.choices import (
     all_accepted,
     all_enqueued,
     grouped,
-    living_choices,
     name_of,
+    names_under,
     outputs_of,
 )
 from refold.engine.life import Life
@@ -84,7 +84,8 @@ class Engine(Lifecycle):
         Args:
             prompt: text, token ids, or messages with `role` and `content`.
             sampling: how tokens are chosen; None for the defaults.
-            request_id: 1 to 256 printable characters, never used before; None for one of the engine's making.
+            request_id: 1 to 256 printable characters, not `#` and a number at the end, never used before; None for one of the
+                engine's making.
             priority: small runs first, under the policy `priority`.
             cache_salt: requests share cached prefixes only with those of the same salt.
             tenant: whose share it counts against, under the policy `fair_share`.
@@ -223,7 +224,7 @@ class Engine(Lifecycle):
             Whether there is a live request with this id. False if it has ended or never was: then nothing happens.
         """
         life = self._live()
-        ids = [request_id, *living_choices(life, check_request_id(request_id))]
+        ids = names_under(life, check_request_id(request_id))
         was_live = any(is_live(life, each) for each in ids)
         for each in ids:
             life.core.ask(abort_of(each))
@@ -373,3 +374,15 @@ def would_submit(
 ) -> list[SubmitRequest]:
     """What a submission would be, one for each completion; nothing is submitted. A seed that isn't given is any. Raises as `check`."""
     return engine._ready_to_begin().rehearse(prompt, sampling, **options)  # noqa: SLF001 - of this module's own class
+
+
+def enqueue_rest(
+    engine: Engine,
+    prompt: Prompt,
+    sampling: SamplingParams | None,
+    journaled: frozenset[str],
+    **options: Unpack[RequestOptions],
+) -> None:
+    """Submit the completions of a request that the journal doesn't have yet, where it has some. Raises as `Engine.enqueue`."""
+    life = engine._live()  # noqa: SLF001 - of this module's own class
+    all_enqueued(life, life.desk.choices(prompt, sampling, journaled=journaled, **options))

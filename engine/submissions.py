@@ -2,14 +2,18 @@
 
 Identity, arrival time and seed are drawn here too. The seed of a request that brings none is a function of the engine's root
 seed and the request's handle, so that one root seed and one order of submission always give the same tokens.
+
+A request with several completions is as many requests, `ID#0` and so on. So that `ID` always means one thing, a name and the names
+of its completions exclude each other, and no client gives a name that looks like a completion's.
 """
 
 import hashlib
+import re
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -33,8 +37,10 @@ from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Sampling
 from refold.projections.requests import Request
 from refold.scheduler.admission import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
-from refold.scheduler.commands import AbortRequest, ExtendSession, SubmitRequest
+from refold.scheduler.commands import AbortRequest, Command, ExtendSession, SubmitRequest
 from refold.scheduler.state import State
+
+_LIKE_A_CHOICE = re.compile(r"#[0-9]+\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,8 @@ class Desk:
             tenant=tenant,
             resumable=resumable,
         )
-        return self._ask(command, has_seed=params.seed is not None, is_patient=is_patient)
+        ask = self._ask(command, has_seed=params.seed is not None, is_patient=is_patient)
+        return all_or_none([ask], command.request_id)[0]
 
     def choices(
         self,
@@ -91,19 +98,33 @@ class Desk:
         cache_salt: str = "",
         tenant: str = "",
         is_patient: bool = False,
+        journaled: frozenset[str] = frozenset(),
     ) -> list[Ask]:
         """The questions that submit a request with as many completions as its `n` says: one, or one for each.
+
+        Those that are `journaled` already are left out; the name of such a request isn't new, and passes whatever it looks like.
 
         Raises:
             Rejected: as for `submission`.
         """
         params = check_sampling(sampling)
-        command = self._command(prompt, params, request_id, priority=priority, cache_salt=cache_salt, tenant=tenant)
+        command = self._command(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            is_new=not journaled,
+        )
         has_seed = params.seed is not None
-        if params.n == 1:
-            return [self._ask(command, has_seed=has_seed, is_patient=is_patient)]
-        commands = [choice_of(command, number) for number in range(params.n)]
-        return [self._ask(each, has_seed=has_seed, is_patient=is_patient) for each in commands]
+        commands = [command] if params.n == 1 else [choice_of(command, number) for number in range(params.n)]
+        asks = [
+            self._ask(each, has_seed=has_seed, is_patient=is_patient)
+            for each in commands
+            if each.request_id not in journaled
+        ]
+        return all_or_none(asks, command.request_id, journaled)
 
     def _ask(self, command: SubmitRequest, *, has_seed: bool, is_patient: bool) -> Ask:
         make = (lambda _: command) if has_seed else (lambda state: self._seeded(command, state))
@@ -119,12 +140,14 @@ class Desk:
         cache_salt: str,
         tenant: str,
         resumable: bool = False,
+        is_new: bool = True,
     ) -> SubmitRequest:
         config = self.config
+        check_id = check_new_id if is_new else check_request_id
         token_ids = prompt_token_ids(prompt, self.text, config.vocab_size, config.max_model_len)
         check_room(params, len(token_ids), config.max_model_len)
         return SubmitRequest(
-            request_id=uuid.uuid4().hex if request_id is None else check_request_id(request_id),
+            request_id=uuid.uuid4().hex if request_id is None else check_id(request_id),
             prompt_token_ids=token_ids,
             sampling=params.resolve(0, config.vocab_size),
             arrival_ns=time.time_ns(),
@@ -177,6 +200,53 @@ def choice_of(command: SubmitRequest, number: int) -> SubmitRequest:
 def choice_id(request_id: str, number: int) -> str:
     """What completion number `number` of a request is called."""
     return f"{request_id}#{number}"
+
+
+def all_or_none(asks: Sequence[Ask], request_id: str, journaled: frozenset[str] = frozenset()) -> list[Ask]:
+    """The same questions, as one: the first is refused if any name of theirs is taken, and the others if the first was.
+
+    Nobody else can take a name in between: whoever has a request's first completion keeps all others from its names.
+    """
+    if not asks:
+        return []
+    first, names = asks[0], {request_id, choice_id(request_id, 0), *(ask.request_id for ask in asks)} - journaled
+
+    def make_first(state: State) -> Command:
+        for name in sorted(filter(None, names)):
+            if name in state.requests.handle_by_id:
+                raise Rejected(
+                    f"request id {request_id!r} is taken: the journal has {name!r}; resume it, or submit under another id"
+                )
+        return first.make(state)
+
+    return [replace(first, make=make_first), *(replace(ask, make=_made_after(first, ask.make)) for ask in asks[1:])]
+
+
+def _made_after(first: Ask, make: Callable[[State], Command]) -> Callable[[State], Command]:
+    """`make`, for a question that is refused if the `first` was."""
+
+    def make_if_first_passed(state: State) -> Command:
+        if first.reply.done() and (refused := first.reply.exception()) is not None:
+            raise refused.with_traceback(None)
+        return make(state)
+
+    return make_if_first_passed
+
+
+def check_new_id(request_id: object) -> str:
+    """Return `request_id` if a new request can have it; raises Rejected otherwise. Journals may have others, of older clients."""
+    checked = check_request_id(request_id)
+    if looks_like_choice(checked):
+        raise Rejected(
+            f"request_id is {short(checked)}: # and a number at the end tell the completions of one request apart; give a name "
+            "that ends otherwise"
+        )
+    return checked
+
+
+def looks_like_choice(request_id: str) -> bool:
+    """Whether an id could be the name of one of the completions of a request."""
+    return _LIKE_A_CHOICE.search(request_id) is not None
 
 
 def check_request_id(request_id: object) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from refold.engine.cli.console import note, reading
 from refold.engine.history.plain import safe
 from refold.engine.messages import CLOSED
+from refold.engine.submissions import choice_id
 from refold.journal.codec import decode, events_among
 from refold.journal.errors import JournalError
 from refold.journal.events import EngineClosed, EngineOpened, Event, RequestFinished, RequestSubmitted
@@ -114,7 +115,8 @@ def name_and_find(asked: "Sequence[Asked]", engine: "Engine", journal: str, epoc
     for each in asked:
         if each.request_id is None:
             name = f"run{carried_on}-{each.number}"
-            is_free = carried_on is not None and not any(map(search.earlier.has, each.ids_under(name)))
+            names = {name, choice_id(name, 0), *each.ids_under(name)}
+            is_free = carried_on is not None and not any(map(search.earlier.has, names))
             each.request_id = name if is_free else f"run{epoch}-{each.number}"
 
 

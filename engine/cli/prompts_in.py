@@ -13,7 +13,7 @@ import re
 import sys
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from refold.engine.cli.failures import Complaint
 from refold.engine.history.plain import count
 from refold.engine.sampling_params import SamplingParams
 from refold.engine.submissions import choice_id
-from refold.gpu.noise import child_seed
 from refold.journal.errors import Rejected
 
 STDIN = "-"
@@ -69,14 +68,6 @@ class Asked(msgspec.Struct):
         if self.sampling.n == 1:
             return [request_id]
         return [choice_id(request_id, number) for number in range(self.sampling.n)]
-
-    def missing(self) -> Iterator[tuple[str, SamplingParams]]:
-        """The completions that the journal doesn't have, where it has some: each as a request with a seed of its own."""
-        seed = self.sampling.seed
-        for number, name in enumerate(self.ids()):
-            if name not in self.journaled:
-                of_its_own = None if seed is None else child_seed(seed, number)
-                yield name, self.sampling.model_copy(update={"n": 1, "seed": of_its_own})
 
 
 _FORMS = 'a line that starts with { is JSON: {"prompt": "...", "sampling": {"max_tokens": 20}} or {"messages": [...]}'

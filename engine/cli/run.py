@@ -207,9 +207,11 @@ def _as_chat(prompt: Any) -> Any:
 def _is_servable(engine: "Engine", asked: "Asked", printer: "Printer") -> bool:
     """Whether a prompt can be served, as far as that can be known before an engine leaves its traces in the journal.
 
-    What only the journal knows comes later: whether an id is taken.
+    What only the journal knows comes later: whether an id is taken, or is none for a new request but an old one's.
     """
-    request_id = "this" if asked.request_id is None else asked.request_id
+    from refold.engine.submissions import looks_like_choice
+
+    request_id = "this" if asked.request_id is None or looks_like_choice(asked.request_id) else asked.request_id
     return _passes(
         lambda: engine.check(asked.prompt, asked.sampling, request_id=request_id, **_order(asked)), asked, printer
     )
@@ -284,11 +286,12 @@ def _title(asked: "Asked") -> str:
 
 def _submit(engine: "Engine", asked: "Asked", ids: list[str], printer: "Printer") -> bool:
     """Submit what the journal doesn't have of one prompt, and note its ids; false if it was rejected."""
+    from refold.engine.engine import enqueue_rest
 
     def submit() -> None:
         if asked.journaled:
-            for name, sampling in asked.missing():
-                engine.enqueue(asked.prompt, sampling, request_id=name, **_order(asked))
+            rest = {"request_id": asked.request_id, **_order(asked)}
+            enqueue_rest(engine, asked.prompt, asked.sampling, asked.journaled, **rest)
             ids.extend(asked.ids())
             return
         name = engine.enqueue(asked.prompt, asked.sampling, request_id=asked.request_id, **_order(asked))

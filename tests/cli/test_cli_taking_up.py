@@ -11,7 +11,7 @@ from refold.journal.codec import decode
 from refold.journal.events import RequestSubmitted
 from refold.journal.stores import open_reader
 from tests.cli.command import process, refold, rows
-from tests.kit.engines import eventually
+from tests.kit.engines import eventually, older_rules_for_ids
 
 FAST, SLOW = ("--model", "simulated?eos=-1"), ("--model", "simulated?eos=-1&step_ms=5")
 SAMPLING = ("--max-tokens", "30", "--temperature", "0.5")
@@ -168,10 +168,10 @@ def test_a_line_is_refused_as_often_as_it_is_given(tmp_path):
     assert result.stderr.count("'a' is taken") == 2
 
 
-def test_completions_that_were_not_submitted_yet_are_submitted_with_their_own_seeds(tmp_path):
+def test_completions_that_were_not_submitted_yet_are_submitted_with_their_own_seeds(tmp_path, monkeypatch):
     asked = {"prompt": "one", "request_id": "a", "sampling": {"max_tokens": 4, "seed": 5, "n": 3, "temperature": 1}}
     whole = run(tmp_path / "whole.db", "--json", "-", stdin=json.dumps(asked))
-    with Engine("simulated?eos=-1", tmp_path / "part.db") as engine:
+    with older_rules_for_ids(monkeypatch), Engine("simulated?eos=-1", tmp_path / "part.db") as engine:
         first = would_submit(engine, [1], SamplingParams(seed=5, n=3))[0].sampling.seed
         chat = [{"role": "user", "content": "one"}]
         engine.run([chat], SamplingParams(max_tokens=4, seed=first), request_ids=["a#0"])
@@ -180,6 +180,61 @@ def test_completions_that_were_not_submitted_yet_are_submitted_with_their_own_se
     assert {row["request_id"]: row["token_ids"] for row in rows(part.stdout)} == outputs(tmp_path / "whole.db")
     assert len(rows(whole.stdout)) == 3
     assert submitted(tmp_path / "part.db") == ["a#0", "a#1", "a#2"]
+
+
+ALIKE = '{"prompt": "a", "request_id": "a"}\n{"prompt": "x", "request_id": "a#0"}\n'
+
+
+def test_an_id_that_looks_like_a_completion_is_refused_and_the_others_are_served(tmp_path):
+    result = run(tmp_path / "x.db", "--max-tokens", 4, "--json", "-", stdin=ALIKE)
+    assert result.exit_code == 2
+    assert [row["request_id"] for row in rows(result.stdout) if "request_id" in row] == ["a"]
+    assert "stdin line 2: request_id is 'a#0': # and a number at the end tell the completions" in result.stderr
+    assert submitted(tmp_path / "x.db") == ["a"]
+
+
+def test_such_ids_of_an_earlier_engine_are_found_by_the_lines_that_gave_them(tmp_path, monkeypatch):
+    journal = tmp_path / "x.db"
+    with older_rules_for_ids(monkeypatch):
+        run(journal, "--max-tokens", 4, "-", stdin=ALIKE)
+    assert submitted(journal) == ["a", "a#0"]
+    for line, names in ((ALIKE, ["a", "a#0"]), (ALIKE.splitlines()[0], ["a"]), (ALIKE.splitlines()[1], ["a#0"])):
+        result = run(journal, "--max-tokens", 4, "--json", "-", stdin=line)
+        assert (result.exit_code, [row["request_id"] for row in rows(result.stdout)]) == (0, names), result.stderr
+    assert "== a (4 tokens" in run(journal, "--max-tokens", 4, "-", stdin=ALIKE).stdout
+    assert submitted(journal) == ["a", "a#0"]
+    other = run(journal, "--max-tokens", 4, "-", stdin='{"prompt": "another", "request_id": "a#0"}')
+    assert (other.exit_code, "request_id is 'a#0'" in other.stderr) == (2, True)
+
+
+def test_such_ids_of_an_earlier_engine_that_was_killed_are_finished(tmp_path, monkeypatch):
+    journal = tmp_path / "x.db"
+    with older_rules_for_ids(monkeypatch), Engine("simulated?eos=-1&step_ms=5", journal) as engine:
+        for name in ("a", "a#0"):
+            engine.enqueue([1], SamplingParams(max_tokens=200), request_id=name)
+    result = run(journal, "--json")
+    assert [(row["request_id"], len(row["token_ids"])) for row in rows(result.stdout)] == [("a", 200), ("a#0", 200)]
+    assert refold("verify", journal).exit_code == 0
+
+
+def test_a_line_whose_id_several_completions_have_is_refused_and_nothing_of_it_is_started(tmp_path):
+    line = {"prompt": "same", "request_id": "x"}
+    lines = "".join(json.dumps(line | {"sampling": {"n": n}}) + "\n" for n in (2, 3, 1))
+    result = run(tmp_path / "x.db", "--max-tokens", 3, "--temperature", 1, "--json", "-", stdin=lines)
+    assert (result.exit_code, result.stderr.count("request id 'x' is taken: the journal has 'x#0'")) == (2, 2)
+    assert [row["request_id"] for row in rows(result.stdout) if "request_id" in row] == ["x#0", "x#1"]
+    assert submitted(tmp_path / "x.db") == ["x#0", "x#1"]
+
+
+def test_a_prompt_without_an_id_never_goes_under_a_name_that_completions_have(tmp_path):
+    journal = tmp_path / "x.db"
+    file = tmp_path / "prompts.txt"
+    file.write_text('{"prompt": "one", "sampling": {"n": 2}}\ntwo\n')
+    kill_when(journal, "came back", 2, *SAMPLING, "--file", str(file))
+    file.write_text("one\ntwo\n")
+    result = run(journal, *SAMPLING, "--file", file)
+    assert result.exit_code == 0, result.stderr
+    assert submitted(journal) == ["run1-1#0", "run1-1#1", "run1-2", "run2-1"]
 
 
 def test_a_long_journal_is_not_read_for_a_new_run(tmp_path, monkeypatch):

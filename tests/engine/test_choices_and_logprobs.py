@@ -23,7 +23,7 @@ from refold.journal.record import Head, Record
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryStore
 from tests.kit import tiny_llama
-from tests.kit.engines import eventually
+from tests.kit.engines import eventually, older_rules_for_ids
 
 MODEL = "simulated"
 
@@ -214,12 +214,100 @@ def test_they_outlive_their_engine_together(tmp_path: Path) -> None:
     assert [len(each.token_ids) for each in completion.choices] == [400, 400]
 
 
-def test_if_one_name_is_taken_none_goes_on(tmp_path: Path) -> None:
+def test_if_one_name_is_taken_none_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(MODEL, str(tmp_path / "j.db"), seed=1) as engine:
-        engine.run([[1]], SamplingParams(max_tokens=1), request_ids=["a#1"])
-        with pytest.raises(Rejected, match="'a#1' is taken"):
+        with older_rules_for_ids(monkeypatch):
+            engine.run([[1]], SamplingParams(max_tokens=1), request_ids=["a#1"])
+        with pytest.raises(
+            Rejected, match="'a' is taken: the journal has 'a#1'; resume it, or submit under another id"
+        ):
             engine.enqueue([1], SamplingParams(n=3, max_tokens=4000, ignore_eos=True), request_id="a")
-        assert [each.finish_reason for each in engine.wait(["a#0", "a#2"])] == ["abort", "abort"]
+    assert submitted_in(tmp_path / "j.db") == ["a#1"]
+
+
+def submitted_in(journal: Path) -> list[str]:
+    return [event.request_id for event in events_of(journal) if isinstance(event, RequestSubmitted)]
+
+
+def test_a_name_and_the_names_of_its_completions_exclude_each_other(tmp_path: Path) -> None:
+    one, two, three = (SamplingParams(n=n, max_tokens=2) for n in (1, 2, 3))
+    with Engine(MODEL, str(tmp_path / "j.db"), seed=1) as engine:
+        engine.run([[1], [1]], [one, two], request_ids=["one", "two"])
+        for name, params, taken in (("one", two, "one"), ("two", three, "two#0"), ("two", one, "two#0")):
+            message = f"'{name}' is taken: the journal has '{taken}'"
+            with pytest.raises(Rejected, match=message):
+                engine.enqueue([1], params, request_id=name)
+            with pytest.raises(Rejected, match=message):
+                asyncio.run(engine.submit([1], params, request_id=name))
+            with pytest.raises(Rejected, match=message):
+                engine.run([[1]], params, request_ids=[name])
+        with pytest.raises(Rejected, match="'two' is taken: the journal has 'two#0'"):
+            asyncio.run(engine.open_session([1], one, request_id="two"))
+    assert submitted_in(tmp_path / "j.db") == ["one", "two#0", "two#1"]
+
+
+def test_of_two_threads_that_want_one_name_one_gets_it_whole(tmp_path: Path) -> None:
+    with Engine(MODEL, str(tmp_path / "j.db"), seed=1) as engine:
+        for number in range(10):
+            refused: list[Rejected] = []
+            start = threading.Barrier(2)
+
+            def want(n: int, name: str = f"r{number}", start=start, refused=refused) -> None:
+                start.wait()
+                try:
+                    engine.enqueue([1], SamplingParams(n=n, max_tokens=1), request_id=name)
+                except Rejected as error:
+                    refused.append(error)
+
+            threads = [threading.Thread(target=want, args=(n,)) for n in (5, 6)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            assert len(refused) == 1
+            assert len(engine.choices(f"r{number}")) in {5, 6}
+            assert {each.finish_reason for each in engine.wait([f"r{number}"])[0].choices} == {"length"}
+        names = [f"r{number}#{choice}" for number in range(10) for choice in range(len(engine.choices(f"r{number}")))]
+    assert sorted(submitted_in(tmp_path / "j.db")) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda engine, name: engine.check([1], request_id=name),
+        lambda engine, name: engine.enqueue([1], request_id=name),
+        lambda engine, name: engine.run([[1]], request_ids=[name]),
+        lambda engine, name: asyncio.run(engine.submit([1], request_id=name)),
+        lambda engine, name: asyncio.run(anext(engine.generate([1], request_id=name))),
+        lambda engine, name: asyncio.run(engine.open_session([1], request_id=name)),
+    ],
+)
+def test_a_name_that_looks_like_a_completions_is_refused(attempt, tmp_path: Path) -> None:
+    with Engine(MODEL, str(tmp_path / "j.db")) as engine:
+        for name in ("a#0", "#12", "a#b#007"):
+            message = f"request_id is '{name}': # and a number at the end tell the completions of one request apart"
+            with pytest.raises(Rejected, match=message):
+                attempt(engine, name)
+        engine.run([[1]] * 4, SamplingParams(max_tokens=1), request_ids=["a#", "#1a", "a0", "a#\u0663"])
+    assert len(submitted_in(tmp_path / "j.db")) == 4
+
+
+def test_where_a_journal_has_both_from_before_each_name_means_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, long = ["a", "a#0", "a#1"], SamplingParams(max_tokens=4000, ignore_eos=True)
+    with older_rules_for_ids(monkeypatch), Engine(MODEL, str(tmp_path / "j.db"), seed=1) as engine:
+        for name in names:
+            engine.enqueue([1], long, request_id=name)
+    with Engine(MODEL, str(tmp_path / "j.db")) as engine:
+        assert engine.unfinished() == names
+        assert engine.choices("a") == ["a"]
+        assert engine.abort("a")
+        assert [(each.request_id, each.finish_reason) for each in engine.wait(["a"])] == [("a", "abort")]
+        assert engine.unfinished() == names[1:]
+        assert engine.abort("a#0")
+        assert engine.abort("a#1")
+        assert [each.request_id for each in engine.wait(names)] == names
 
 
 def test_where_one_is_all_that_can_be_had_more_are_refused(tmp_path: Path) -> None:

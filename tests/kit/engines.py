@@ -2,9 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from refold.engine import submissions
 from refold.engine.config import EngineArgs
 from refold.engine.engine import Delta
 from refold.engine.models import find_model
@@ -80,3 +84,12 @@ def eventually(holds: Callable[[], Any], timeout_s: float = 10.0) -> None:
 async def becomes(holds: Callable[[], Any]) -> None:
     """`eventually`, in an event loop."""
     await asyncio.to_thread(eventually, holds)
+
+
+@contextmanager
+def older_rules_for_ids(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Meanwhile engines take any id, as they did when a client could give one that looks like a completion's."""
+    with monkeypatch.context() as patch:
+        patch.setattr(submissions, "check_new_id", submissions.check_request_id)
+        patch.setattr(submissions, "all_or_none", lambda asks, *_: list(asks))
+        yield
