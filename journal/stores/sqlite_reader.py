@@ -15,6 +15,7 @@ from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.missing import check_there
 from refold.journal.stores.paging import in_pages
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
 from refold.journal.stores.sqlite_marks import check_marks, doubt_of, marks_of
@@ -92,7 +93,9 @@ class SqliteReader:
         def fetch(at: int, end: int, most: int) -> list[tuple[Any, ...]]:
             return self._fetch(PAGE_SQL, (stream, at, end, most), at)
 
-        for page in in_pages(fetch, start, stop):
+        for number, page in enumerate(in_pages(fetch, start, stop)):
+            if not number:
+                check_there(self, stream, fetch, start, page)
             yield from map(restored, page)
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:

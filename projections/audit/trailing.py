@@ -113,7 +113,10 @@ class TrailingProjection:
             return False
         if not checkpoint.position:
             return True
-        last = next(iter(self._reader.read(self._stream, checkpoint.position - 1, checkpoint.position)), None)
+        try:
+            last = next(iter(self._reader.read(self._stream, checkpoint.position - 1, checkpoint.position)), None)
+        except JournalCorrupt:
+            return False
         return last is not None and last.hash.hex() == checkpoint.head_hash
 
     def _remember(self, checkpoint: Checkpoint) -> Story:
