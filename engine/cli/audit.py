@@ -10,7 +10,16 @@ import click
 from refold.engine.audit.ask import Answer, Questions
 from refold.engine.cli.answers import answer_options, asking, caught_up, show, there_is_one
 from refold.engine.cli.app import debug_option
-from refold.engine.cli.console import journal_argument, json_option, named, note, verb, write, write_json
+from refold.engine.cli.console import (
+    journal_argument,
+    json_option,
+    named,
+    note,
+    require_journal,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
 from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import count, safe
@@ -105,6 +114,7 @@ def follow_journal(as_json: bool, journal: str) -> None:
             raise SystemExit(UNREADABLE)
 
     with there_is_one():
+        require_journal(journal)  # says so if nobody can tell whether its end is gone
         follow(place_of(journal), tell, lambda: time.sleep(_POLL_S))
 
 

@@ -138,6 +138,16 @@ def test_a_journal_that_lost_its_tail_is_asked_up_to_there_with_a_word(tmp_path,
     ]
 
 
+@pytest.mark.parametrize("verb", [("audit", "integrity"), ("audit", "rebuild"), ("sql",)])
+def test_segments_without_their_mark_are_asked_with_a_word(tmp_path, verb):
+    url = write(f"{tmp_path}/journal/", sealed(simulated(13)))
+    (tmp_path / "journal" / "main" / "mark").unlink()
+    done = refold(*verb, url, *(["SELECT chain FROM integrity"] if verb == ("sql",) else []))
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("refold: ") == 1
+    assert done.stderr.splitlines() == refold("show", url).stderr.splitlines()[:1]
+
+
 # -- refusing ---------------------------------------------------------------------------------------------------------
 
 WRITES = (
