@@ -10,10 +10,19 @@ import click
 from refold.engine.audit.ask import Answer, Questions
 from refold.engine.cli.answers import answer_options, asking, caught_up, show, there_is_one
 from refold.engine.cli.app import debug_option
-from refold.engine.cli.console import journal_argument, json_option, named, note, verb, write, write_json
-from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.console import (
+    journal_argument,
+    json_option,
+    named,
+    note,
+    require_journal,
+    verb,
+    write,
+    write_json,
+)
+from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
 from refold.engine.cli.unknown import unknown_request
-from refold.engine.history.plain import count
+from refold.engine.history.plain import count, safe
 from refold.engine.history.relations import similar
 from refold.projections.audit.catalogue import BY_NAME, VIEWS, View
 
@@ -100,8 +109,12 @@ def follow_journal(as_json: bool, journal: str) -> None:
         else:
             write(f"{at.stream}: up to record {at.position}, {count(batch.num_rows, 'row')}")
         sys.stdout.flush()
+        if at.damage is not None:
+            note(f"refold: nothing can be projected from the damage on: {safe(at.damage)}")
+            raise SystemExit(UNREADABLE)
 
     with there_is_one():
+        require_journal(journal)  # says so if nobody can tell whether its end is gone
         follow(place_of(journal), tell, lambda: time.sleep(_POLL_S))
 
 
@@ -112,8 +125,11 @@ def rebuild(journal: str) -> None:
     """Build the read model anew beside the one that is shown, then show it. Who asks meanwhile sees the old one."""
     from refold.engine.audit.place import place_of
 
-    for done in caught_up(place_of(journal), rebuilds=True):
+    built = caught_up(place_of(journal), rebuilds=True)
+    for done in built:
         write(f"{done.stream}: {count(done.position, 'record')}, {count(done.num_events, 'event')}")
+    if any(done.damage is not None for done in built):
+        raise SystemExit(UNREADABLE)
 
 
 @command.add_command

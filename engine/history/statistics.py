@@ -12,8 +12,10 @@ import msgspec
 from refold.engine.folding import nearest
 from refold.journal.archives import Archive, ArchivedReader, border_of
 from refold.journal.codec import decode
+from refold.journal.errors import bad_record
 from refold.journal.events import ContentRedacted, Event, QuarantineLifted, RequestQuarantined
-from refold.journal.record import Head, size_of
+from refold.journal.naming import name, place_of_reader
+from refold.journal.record import Head, Record, size_of
 from refold.journal.snapshots import SnapshotEntry, SnapshotReader
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.projections.suspicion import Suspicion, lift, quarantine
@@ -93,11 +95,12 @@ def statistics(
     if not head.position:
         return None
     border = border_of(reader, stream)
+    whole = _span(reader, stream, border.position, head.position)
     totals, kinds, known = (_count_all if by_kind else _count_rest)(reader, stream, head.position, on_record)
     return Statistics(
         head=head,
         border=border,
-        all=_span(reader, stream, border.position, head.position),
+        all=whole,
         recent=_span(reader, stream, max(border.position, head.position - RECENT_RECORDS), head.position),
         totals=totals,
         snapshots=reader.snapshots(stream) if isinstance(reader, SnapshotReader) else [],
@@ -108,9 +111,14 @@ def statistics(
 
 
 def _span(reader: JournalReader, stream: str, start: int, stop: int) -> Span:
-    (first,) = reader.read(stream, start, start + 1)
-    (last,) = reader.read(stream, stop - 1, stop)
+    first, last = (_record_at(reader, stream, position) for position in (start, stop - 1))
     return Span(stop - start, first.time_ns, last.time_ns)
+
+
+def _record_at(reader: JournalReader, stream: str, position: int) -> Record:
+    for record in reader.read(stream, position, position + 1):
+        return record
+    raise name(bad_record(position, "deleted", "is not there"), place_of_reader(reader))
 
 
 def _count_rest(

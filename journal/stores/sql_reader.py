@@ -13,6 +13,7 @@ from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores import sql_snapshots
 from refold.journal.stores.database import Database
+from refold.journal.stores.missing import check_there
 from refold.journal.stores.paging import in_pages
 
 
@@ -42,7 +43,9 @@ class SqlReader:
         def fetch(*bounds: int) -> Sequence[Sequence[Any]]:
             return self._query(self._database.page_sql, (stream, *bounds))
 
-        for page in in_pages(fetch, start, stop):
+        for number, page in enumerate(in_pages(fetch, start, stop)):
+            if not number:
+                check_there(self, stream, fetch, start, page)
             yield from map(self._database.record_of, page)
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:

@@ -29,6 +29,7 @@ TABLE_VERSION = 5  # the number of the newest migration
 BUSY_TIMEOUT_S = 5.0
 
 _OUR_TABLES = {"journal_streams", "journal_records"}
+_ORPHANED_SQL = "SELECT EXISTS (SELECT 1 FROM journal_records) AND NOT EXISTS (SELECT 1 FROM journal_streams)"
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another program holds its lock; close that program and try again",
     sqlite3.SQLITE_LOCKED: "another program holds its lock; close that program and try again",
@@ -82,13 +83,17 @@ def _damaged(path: Path, how: str, position: int = 0) -> JournalCorrupt:
 
 
 def check_streams(connection: sqlite3.Connection, path: Path) -> None:
-    """The table of streams and its index say the same: else a stream can seem not to be there. Some 70 µs.
+    """The table of streams and its index say the same, and it isn't empty where records are: else a stream can seem not to be there.
+
+    Some 70 µs.
 
     Raises:
         JournalCorrupt: they don't.
         sqlite3.Error, UnicodeDecodeError: SQLite can't read them.
     """
     _require_ok(connection, path, "PRAGMA integrity_check(journal_streams)")
+    if connection.execute(_ORPHANED_SQL).fetchone()[0]:
+        raise _damaged(path, "it has records, and its table of streams is empty")
 
 
 def check_pages(connection: sqlite3.Connection, path: Path) -> None:

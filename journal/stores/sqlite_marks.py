@@ -15,7 +15,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from refold.journal.errors import JournalCorrupt
@@ -131,6 +131,15 @@ def check_marks(journal: Path, marks: Mapping[int, tuple[int, bytes]], heads: Ma
                 position=position,
                 kind="truncated",
             )
+
+
+def check_known(journal: Path, marks: Mapping[int, tuple[int, bytes]], stream_ids: Collection[int]) -> None:
+    """No stream that has a mark is gone as a whole. `stream_ids` were read after `marks`.
+
+    Raises:
+        JournalCorrupt: one is; kind `truncated`.
+    """
+    check_marks(journal, {key: mark for key, mark in marks.items() if key not in stream_ids}, {})
 
 
 def check_gone(journal: Path, marks: Mapping[int, tuple[int, bytes]]) -> None:

@@ -15,9 +15,10 @@ from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
+from refold.journal.stores.missing import check_there
 from refold.journal.stores.paging import in_pages
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
-from refold.journal.stores.sqlite_marks import check_marks, doubt_of, marks_of
+from refold.journal.stores.sqlite_marks import check_known, check_marks, doubt_of, marks_of
 
 HEAD_SQL = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
 # A value of another type than was stored is damage: it's read as NULL, which no hash agrees with. The second comparison of
@@ -63,6 +64,8 @@ class SqliteReader:
         self._path = path
         self._connection: sqlite3.Connection | None = connect_readonly(path)
         self._check(check_streams)
+        marks = marks_of(path)
+        check_known(path, marks, {row[0] for row in self._fetch(ENDS_SQL, ())})
 
     @property
     def place(self) -> str:
@@ -92,7 +95,9 @@ class SqliteReader:
         def fetch(at: int, end: int, most: int) -> list[tuple[Any, ...]]:
             return self._fetch(PAGE_SQL, (stream, at, end, most), at)
 
-        for page in in_pages(fetch, start, stop):
+        for number, page in enumerate(in_pages(fetch, start, stop)):
+            if not number:
+                check_there(self, stream, fetch, start, page)
             yield from map(restored, page)
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:

@@ -14,7 +14,7 @@ import msgspec
 
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
-from refold.journal.record import GENESIS_HASH, Head, Record, head_after
+from refold.journal.record import EMPTY_HEAD, GENESIS_HASH, Head, Record, head_after
 from refold.journal.store import JournalReader
 from refold.journal.verify import verified_part
 from refold.projections.audit.project import project
@@ -55,6 +55,7 @@ class TrailingProjection:
         self._rebuilds = rebuilds
         self._checkpoint: Checkpoint | None = None
         self._story: Story | None = None
+        self._end = EMPTY_HEAD
 
     def catch_up(self, stop: int | None = None, on_record: Callable[[], None] | None = None) -> Iterator[Batch]:
         """Project what there is up to position `stop`, or to the head; a batch is in when it is yielded.
@@ -62,8 +63,8 @@ class TrailingProjection:
         Raises:
             JournalError: the database failed, or the journal can't be read. A damaged record is no error: the checkpoint tells.
         """
-        head = self._reader.head(self._stream).position
-        head = head if stop is None else min(head, stop)
+        self._end = self._reader.head(self._stream)
+        head = self._end.position if stop is None else min(self._end.position, stop)
         while True:
             self._checkpoint = before = self._checkpoint or self._find()
             if before.position >= head and before.is_live:
@@ -112,7 +113,10 @@ class TrailingProjection:
             return False
         if not checkpoint.position:
             return True
-        last = next(iter(self._reader.read(self._stream, checkpoint.position - 1, checkpoint.position)), None)
+        try:
+            last = next(iter(self._reader.read(self._stream, checkpoint.position - 1, checkpoint.position)), None)
+        except JournalCorrupt:
+            return False
         return last is not None and last.hash.hex() == checkpoint.head_hash
 
     def _remember(self, checkpoint: Checkpoint) -> Story:
@@ -176,4 +180,10 @@ class TrailingProjection:
         return Batch(after, after.position - before.position, sum(len(change.rows) for change in changes))
 
     def _records(self, head: Head, stop: int) -> Iterator[Record]:
-        return verified_part(self._reader, self._stream, head, stop)
+        """All of them, checked.
+
+        Raises:
+            JournalCorrupt: one isn't what was written, or the stream ends before `stop`.
+        """
+        expect = self._end if stop == self._end.position else None
+        return verified_part(self._reader, self._stream, head, stop, expect)

@@ -109,6 +109,45 @@ def test_a_damaged_journal_is_asked_up_to_the_damage_with_a_word(tmp_path):
     assert "record 30" in done.stderr
 
 
+CUTS = {
+    "a tail": (31, "DELETE FROM journal_records WHERE position > 30"),
+    "all records": (0, "DELETE FROM journal_records"),
+    "a tail that is in another stream": (31, "UPDATE journal_records SET stream_id = 2 WHERE position > 30"),
+}
+
+
+@pytest.mark.parametrize("is_projected", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_journal_that_lost_its_tail_is_asked_up_to_there_with_a_word(tmp_path, cut, is_projected):
+    url = write(path_url(tmp_path), sealed(simulated(13)))
+    if is_projected:
+        refold("audit", "rebuild", url)
+    end, statement = CUTS[cut]
+    connection = sqlite3.connect(url)
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+    asked = "SELECT chain, damage_position, num_records FROM integrity"
+    for verb in (("audit", "integrity", url), ("sql", url, asked), ("audit", "rebuild", url), ("audit", "follow", url)):
+        done = refold(*verb)
+        assert done.exit_code == 3
+        assert f"{url}: the stream ends at {end}, expected " in done.stderr
+        assert "its tail was cut off" in done.stderr
+    assert rows(refold("sql", url, asked, "--json").stdout) == [
+        {"chain": "damaged", "damage_position": end, "num_records": end}
+    ]
+
+
+@pytest.mark.parametrize("verb", [("audit", "integrity"), ("audit", "rebuild"), ("sql",)])
+def test_segments_without_their_mark_are_asked_with_a_word(tmp_path, verb):
+    url = write(f"{tmp_path}/journal/", sealed(simulated(13)))
+    (tmp_path / "journal" / "main" / "mark").unlink()
+    done = refold(*verb, url, *(["SELECT chain FROM integrity"] if verb == ("sql",) else []))
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.count("refold: ") == 1
+    assert done.stderr.splitlines() == refold("show", url).stderr.splitlines()[:1]
+
+
 # -- refusing ---------------------------------------------------------------------------------------------------------
 
 WRITES = (

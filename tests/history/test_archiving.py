@@ -362,6 +362,13 @@ class TestALostList:
         assert again.exit_code == 2
         assert "begins with record 31" in again.stderr
 
+    @pytest.mark.parametrize("verb", [("stat",), ("log", "--until", 30), ("log",), ("show",), ("verify",)])
+    def test_is_missed_by_readers_which_say_how_to_make_it_anew(self, listless: str, verb: tuple[object, ...]) -> None:
+        done = refold(*verb, listless)
+        assert (done.exit_code, done.stdout) == (3, "")
+        assert " is not there; the " in done.stderr
+        assert "`refold archive --adopt" in done.stderr
+
     def test_goes_on_where_it_was_killed(self, listless: str, tmp_path: Path) -> None:
         store = open_store(listless)
         open_for_keeping(store, "main")

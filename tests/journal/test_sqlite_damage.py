@@ -16,7 +16,7 @@ from refold.journal.record import Head
 from refold.journal.stores import doubt_of_end, open_reader, open_store
 from refold.journal.stores.sqlite_engine import PAGE_BYTES
 from refold.journal.stores.sqlite_file import look_at
-from refold.journal.stores.sqlite_marks import Marks, doubt_of
+from refold.journal.stores.sqlite_marks import Marks, doubt_of, mark_file
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 from tests.kit.sqlite_pages import UNUSED, uses_of_bytes
@@ -43,6 +43,24 @@ def replace_in(path: Path, use: str, old: bytes, new: bytes) -> None:
 def test_a_stream_that_lost_its_name_is_damage_and_not_an_empty_journal(path: Path, where: str) -> None:
     replace_in(path, where, b"main", b"maim")
     with pytest.raises(JournalCorrupt, match=r"journal_streams.*restore it from a backup"):
+        open_reader(str(path))
+
+
+@pytest.mark.parametrize("lost", ["no record", "the records"])
+@pytest.mark.parametrize("has_mark", [True, False])
+def test_an_emptied_table_of_streams_is_damage_while_records_or_a_mark_are_there(
+    path: Path, lost: str, has_mark: bool
+) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM journal_streams")
+        if lost == "the records":
+            connection.execute("DELETE FROM journal_records")
+    if not has_mark:
+        mark_file(path).unlink()
+    if lost == "the records" and not has_mark:
+        assert open_reader(str(path)).head().position == 0
+        return
+    with pytest.raises(JournalCorrupt, match=r"up to 5 were acknowledged|its table of streams is empty"):
         open_reader(str(path))
 
 
