@@ -67,7 +67,7 @@ def command(
         timeline = Timeline(reader)
         start = 0 if low is None else position_of(timeline, low, journal) + 1
         end = position_of(timeline, high, journal)
-        if start > end:
+        if low is not None and start > end:
             raise Complaint(
                 f"--from is record {start - 1} and --to is record {end}: there is none between them",
                 "give --from a place before --to",
