@@ -69,7 +69,7 @@ def _check_requests(state: State, sums: dict[int, list[int]]) -> tuple[int, list
         hashed_block_size = 0
     for handle, r in state.requests.by_handle.items():
         placeholders, stale, drafts = r.num_output_placeholders, r.num_stale_output_tokens, r.num_drafts_in_flight
-        in_flight = r.num_prompt_tokens_in_flight + stale + placeholders
+        in_flight = r.num_in_flight_tokens
         kept = [in_flight, stale, r.num_deliverable_stale_tokens, placeholders, placeholders - drafts]
         if kept != sums.get(handle, _NOTHING):
             raise broken("L2", f"{r.request_id}: {kept} kept, {sums.get(handle, _NOTHING)} summed")
@@ -103,13 +103,12 @@ def _sums_in_flight(state: State) -> dict[int, list[int]]:
     by_handle = state.requests.by_handle
     sums: dict[int, list[int]] = {}
     for step in state.window.in_flight:
-        stale, chunks, epochs, num_drafts = step.stale, step.chunk_entries, step.epochs, step.num_drafts
-        for entry, n in enumerate(step.num_tokens):
-            handle = step.handles[entry]
+        stale, chunks, num_drafts = step.stale, step.chunk_entries, step.num_drafts
+        for entry, (handle, n, epoch) in enumerate(zip(step.handles, step.num_tokens, step.epochs, strict=True)):
             request = by_handle.get(handle)
             if request is None:
                 raise broken("L1", f"step {step.step} in flight names unknown handle {handle}")
-            is_stale = epochs[entry] < request.epoch
+            is_stale = epoch < request.epoch
             if is_stale != (entry in stale):
                 raise broken("L2", f"{request.request_id} in step {step.step}: the stale mark contradicts the epoch")
             if step.delivered and not is_stale:
