@@ -260,13 +260,15 @@ class SqlStore(SqlReader):
         self, stream: str, before: Head, after: Head, records: Sequence[Record], attempt: Callable[[], bool]
     ) -> None:
         """Append; return when the records are in, raise when they aren't, or when the patience ends and nobody knows."""
-        patience, in_doubt = Patience(self._database.patience_s), False
+        patience: Patience | None = None
+        in_doubt = False
         while True:
             try:
                 if attempt():
                     return
                 raise refuse(stream, before, self.head(stream))
             except sa.exc.SQLAlchemyError as failure:
+                patience = patience or Patience(self._database.patience_s)
                 doing = writing(before.position, after.position - 1, sum(map(size_of, records)))
                 error, cause = failure, self._database.explain(failure, doing)
                 fate = self._database.after_error(failure)

@@ -8,9 +8,8 @@ one insert takes, and an erasure, need a transaction around: a failed insert lea
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from refold.journal.record import Record
@@ -52,8 +51,7 @@ def append(
         sqlite3.Error: it isn't known whether they are in.
     """
     if len(records) <= _MOST_ROWS:
-        alone = partial(sqlite_engine.patiently, driver, patience_s=patience_s)
-        return _all_in(alone, _inserts(stream_id, before, records))
+        return _is_in(partial(sqlite_engine.patiently, driver, patience_s=patience_s), stream_id, before, records)
     sqlite_engine.begin_immediate(driver, patience_s)
     with driver:  # an exception rolls back
         is_in = append_within(driver, stream_id, before, records)
@@ -68,24 +66,25 @@ def append_within(driver: sqlite3.Connection, stream_id: int, before: bytes, rec
     Raises:
         sqlite3.Error: the caller has to give it up, too.
     """
-    return _all_in(driver.execute, _inserts(stream_id, before, records))
+    for at in range(0, len(records), _MOST_ROWS):
+        if not _is_in(driver.execute, stream_id, before, some := records[at : at + _MOST_ROWS]):
+            return False
+        before = some[-1].hash
+    return True
 
 
-def _all_in(execute: Callable[[str, list[Any]], object], inserts: Iterator[tuple[str, list[Any]]]) -> bool:
+def _is_in(
+    execute: Callable[[str, list[Any]], object], stream_id: int, before: bytes, records: Sequence[Record]
+) -> bool:
+    """One insert of at most `_MOST_ROWS` records; False if the head wasn't at `before`."""
+    values: list[Any] = []
+    for record in records:
+        values += (stream_id, *record_to_row(record), before)
+        before = record.hash
     try:
-        for insert in inserts:
-            execute(*insert)
+        execute(_STATEMENTS[len(records)], values)
     except sqlite3.IntegrityError as error:
         if str(error) != _HAS_MOVED:
             raise
         return False
     return True
-
-
-def _inserts(stream_id: int, before: bytes, records: Sequence[Record]) -> Iterator[tuple[str, list[Any]]]:
-    """Statements with their values, for `_MOST_ROWS` records each."""
-    hashes = [before, *(record.hash for record in records)]
-    rows = [(stream_id, *record_to_row(record), previous) for record, previous in zip(records, hashes, strict=False)]
-    for at in range(0, len(rows), _MOST_ROWS):
-        some = rows[at : at + _MOST_ROWS]
-        yield _STATEMENTS[len(some)], list(chain.from_iterable(some))

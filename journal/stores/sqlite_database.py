@@ -6,7 +6,9 @@ head is where it will stay.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+import sqlite3
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record, restored, size_of
-from refold.journal.stores import sqlite_append, sqlite_engine
+from refold.journal.stores import sqlite_append, sqlite_engine, sqlite_wal
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
@@ -43,7 +45,10 @@ class SqliteDatabase(Database):
         self._busy_timeout_s = busy_timeout_s
         self.folder = path.parent
         self._owner: OwnerLock | None = None
-        self._wal_bytes = 0
+        self._driver: sqlite3.Connection | None = None  # the writing connection's own
+        self._wal = Path(os.path.realpath(path) + "-wal")
+        self._wal_bytes = 0  # at most so far its frames reach
+        self._room_bytes = 0  # and so long it was made
         self._marks = Marks(path)
 
     @property
@@ -64,8 +69,11 @@ class SqliteDatabase(Database):
 
     def prepare_writer(self, connection: sa.Connection) -> None:
         sqlite_engine.enter_wal(connection, self._path)
-        sqlite_engine.driver(connection).execute("PRAGMA busy_timeout=0")  # see `begin_immediate`
-        sqlite_append.prepare(sqlite_engine.driver(connection))
+        self._driver = sqlite_engine.driver(connection)
+        self._driver.execute("PRAGMA busy_timeout=0")  # see `begin_immediate`
+        sqlite_append.prepare(self._driver)
+        self._room_bytes = 0
+        self._keep_room(connection)
 
     def transaction(self, connection: sa.Connection) -> AbstractContextManager[Any]:
         return connection.begin()
@@ -87,10 +95,12 @@ class SqliteDatabase(Database):
         records: Sequence[Record],
     ) -> bool:
         """Through the driver itself: SQLAlchemy's share of a transaction was measured to be two thirds of its time."""
-        with _told_as_sqlalchemy_would("append"):
-            return sqlite_append.append(
-                sqlite_engine.driver(self.writing()), stream_id, before.hash, records, self._busy_timeout_s
-            )
+        driver = self._driver if self.writer is not None else sqlite_engine.driver(self.writing())
+        assert driver is not None, "a writing connection was prepared"
+        try:
+            return sqlite_append.append(driver, stream_id, before.hash, records, self._busy_timeout_s)
+        except sqlite_engine.DRIVER_ERRORS as error:
+            raise _as_sqlalchemy_would("append", error) from error
 
     def append_within(
         self,
@@ -100,8 +110,10 @@ class SqliteDatabase(Database):
         after: Head,  # noqa: ARG002
         records: Sequence[Record],
     ) -> bool:
-        with _told_as_sqlalchemy_would("append"):
+        try:
             return sqlite_append.append_within(sqlite_engine.driver(connection), stream_id, before.hash, records)
+        except sqlite_engine.DRIVER_ERRORS as error:
+            raise _as_sqlalchemy_would("append", error) from error
 
     def scrub(self) -> str:
         """Move the WAL into the file and cut it to nothing. What was overwritten in the file, SQLite fills with zeros."""
@@ -109,7 +121,7 @@ class SqliteDatabase(Database):
         while True:
             with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
                 if sqlite_engine.checkpoint(self.writing(), "TRUNCATE"):
-                    self._wal_bytes = 0
+                    self._wal_bytes = self._room_bytes = 0
                     return ""
             if not patience.wait():
                 return f"{self._path}-wal, which another program is reading: it is emptied when this journal is closed"
@@ -132,22 +144,34 @@ class SqliteDatabase(Database):
 
     def maintain(self, *, idle: bool) -> None:
         """Checkpoint the WAL if it has grown past its bound, or if there's anything in it and time for it."""
-        if self.writer is None or self._wal_bytes <= (0 if idle else WAL_BOUND_BYTES):
+        if self.writer is None:
             return
-        self._wal_bytes = 0
-        with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
-            sqlite_engine.checkpoint(self.writer, "PASSIVE")
+        if self._wal_bytes > (0 if idle else WAL_BOUND_BYTES):
+            self._wal_bytes = 0
+            with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
+                sqlite_engine.checkpoint(self.writer, "PASSIVE")
+        self._keep_room(self.writer)
+
+    def _keep_room(self, connection: sa.Connection) -> None:
+        """Let half of the next step's zeros lie ahead, at least. Where there can't be any, that many bytes later is tried again."""
+        step_bytes = sqlite_wal.step_bytes(self._room_bytes)
+        if self._room_bytes < self._wal_bytes + step_bytes // 2:
+            upto_bytes = max(self._room_bytes, self._wal_bytes) + step_bytes
+            length_bytes = sqlite_wal.make_room(sqlite_engine.driver(connection), self._wal, upto_bytes)
+            self._room_bytes = max(upto_bytes, length_bytes)
 
     def vacuum(self) -> None:
         """In WAL mode, where a killed one is undone by whoever reads next; the pages keep their size."""
         connection = self.writing()
         driver = sqlite_engine.driver(connection)
-        with _told_as_sqlalchemy_would("VACUUM"):
+        try:
             driver.execute(f"PRAGMA busy_timeout={round(self._busy_timeout_s * 1000)}")
             driver.execute("VACUUM")
             sqlite_engine.checkpoint(connection, "TRUNCATE")
             driver.execute("PRAGMA busy_timeout=0")
-        self._wal_bytes = 0
+        except sqlite_engine.DRIVER_ERRORS as error:
+            raise _as_sqlalchemy_would("VACUUM", error) from error
+        self._wal_bytes = self._room_bytes = 0
 
     def stop_writing(self) -> None:
         """Fold the WAL into the file, and let go of the lock."""
@@ -162,9 +186,6 @@ class SqliteDatabase(Database):
             self._owner = None
 
 
-@contextlib.contextmanager
-def _told_as_sqlalchemy_would(statement: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite_engine.DRIVER_ERRORS as error:
-        raise sa.exc.DBAPIError(statement, None, error) from error
+def _as_sqlalchemy_would(statement: str, error: Exception) -> sa.exc.DBAPIError:
+    """The driver's error as it would come through SQLAlchemy."""
+    return sa.exc.DBAPIError(statement, None, error)

@@ -100,11 +100,12 @@ def patiently(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any
     Raises:
         sqlite3.Error: nobody else was done in time, or it's no question of time.
     """
-    patience = Patience(patience_s)
+    patience: Patience | None = None
     while True:
         try:
             connection.execute(sql, parameters)
         except sqlite3.OperationalError as error:
+            patience = patience or Patience(patience_s)
             if not is_busy(error) or not patience.wait():
                 raise
         else:

@@ -19,7 +19,7 @@ from refold.journal.stores.sqlite_file import look_at
 from refold.journal.stores.sqlite_marks import Marks, doubt_of, mark_file
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
-from tests.kit.sqlite_pages import UNUSED, uses_of_bytes
+from tests.kit.sqlite_pages import UNUSED, end_of_wal, uses_of_bytes
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ class TestAnEndThatIsGone:
 
     @pytest.fixture
     def left_behind(self, tmp_path: Path) -> Path:
-        """The files as a killed writer leaves them."""
+        """The files as a killed writer leaves them, but for the zeros behind the WAL's last frame."""
         source, target = tmp_path / "alive.db", tmp_path / "left.db"
         migrations.ensure(str(source))
         store = open_store(str(source))
@@ -151,6 +151,8 @@ class TestAnEndThatIsGone:
         for suffix in ("", "-wal", ".mark"):
             target.with_name(target.name + suffix).write_bytes(source.with_name(source.name + suffix).read_bytes())
         store.close()
+        log = target.with_name(target.name + "-wal")
+        log.write_bytes(log.read_bytes()[: end_of_wal(log.read_bytes())])
         return target
 
     @pytest.fixture

@@ -44,6 +44,15 @@ def uses_of_bytes(path: Path) -> list[str]:
     return file.uses
 
 
+def end_of_wal(log: bytes) -> int:
+    """How many bytes of a WAL its frames take, that have its header's salts; behind them lies room, or what is overwritten next."""
+    frame_bytes, salts = 24 + int.from_bytes(log[8:12], "big"), log[16:24]
+    end = 32
+    while log[end + 8 : end + 16] == salts:
+        end += frame_bytes
+    return end
+
+
 _ROOTS = "SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"
 
 

@@ -22,7 +22,7 @@ from refold.journal.store import JournalReader, JournalStore
 from refold.journal.stores import open_reader, open_store
 from refold.journal.verify import read_verified
 from tests.kit.memory import memory_folder
-from tests.kit.sqlite_pages import FREE_SPACE, OVERFLOW_TAIL, UNUSED, uses_of_bytes
+from tests.kit.sqlite_pages import FREE_SPACE, OVERFLOW_TAIL, UNUSED, end_of_wal, uses_of_bytes
 from tests.reliability.drivers import Driver, Place
 from tests.reliability.history import next_records
 from tests.reliability.judge import Tally, continued
@@ -105,7 +105,8 @@ def _uses(path: Path) -> list[str]:
     if path.suffix == ".db":
         return uses_beside_wal(path, wal) if wal.exists() and wal.stat().st_size else uses_of_bytes(path)
     if path.name.endswith("-wal"):
-        return ["the WAL"] * size
+        num_used = end_of_wal(path.read_bytes())
+        return ["the WAL"] * num_used + [_LAID_OUT] * (size - num_used)
     if path.suffix == ".lock" or path.name == "lock":
         return [_LOCK] * size
     if path.name == "mark" or path.suffix == ".mark":
@@ -118,7 +119,7 @@ def uses_beside_wal(path: Path, wal: Path) -> list[str]:
     """The uses of a file's bytes where a WAL has newer versions of some pages."""
     log, uses = wal.read_bytes(), uses_of_bytes(path)
     page_bytes = int.from_bytes(path.read_bytes()[16:18], "big")
-    newer = {int.from_bytes(log[at : at + 4], "big") for at in range(32, len(log), 24 + page_bytes)}
+    newer = {int.from_bytes(log[at : at + 4], "big") for at in range(32, end_of_wal(log), 24 + page_bytes)}
     return [_NEWER if at // page_bytes + 1 in newer else use for at, use in enumerate(uses)]
 
 
