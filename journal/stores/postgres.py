@@ -142,7 +142,7 @@ class PostgresDatabase(Database):
         fence = (stream_id, before.engine_epoch)
         guard = (before.position, before.hash, stream_id, before.position - 1, before.hash)
         parameters = (*fence, *values, *guard) if len(rows) == 1 else (*values, *fence, *guard)
-        num_in = connection.exec_driver_sql(sql, parameters).rowcount
+        num_in = _executed(connection, sql, parameters)
         assert num_in in {0, len(rows)}, f"{num_in} of {len(rows)} records went in"
         return num_in > 0
 
@@ -213,6 +213,18 @@ class PostgresDatabase(Database):
                 os.dup2(nowhere, raw.pgconn.socket, inheritable=False)
                 os.close(nowhere)
         self.engine.dispose(close=False)
+
+
+def _executed(connection: sa.Connection, sql: str, parameters: Sequence[Any]) -> int:
+    """How many rows it was about. Through the driver itself, as SQLite's appends are; errors are as SQLAlchemy would tell them."""
+    import psycopg  # noqa: PLC0415
+
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    try:
+        return driver.execute(sql, parameters).rowcount
+    except psycopg.Error as error:
+        raise sa.exc.DBAPIError(sql, None, error, connection_invalidated=driver.closed) from error
 
 
 @contextlib.contextmanager
