@@ -6,7 +6,6 @@ head is where it will stay.
 """
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,13 +16,14 @@ import sqlalchemy as sa
 
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record, restored, size_of
-from refold.journal.stores import sqlite_append, sqlite_engine, sqlite_wal
+from refold.journal.stores import sqlite_append, sqlite_engine
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
 from refold.journal.stores.sqlite_file import require_current
 from refold.journal.stores.sqlite_marks import Marks, check_marks, doubt_of, marks_of
 from refold.journal.stores.sqlite_reader import ENDS_SQL, HEAD_SQL, HEADS_SQL, PAGE_SQL
+from refold.journal.stores.sqlite_wal import Wal
 
 # ruff: noqa: D102 - the methods are documented in Database
 
@@ -46,9 +46,7 @@ class SqliteDatabase(Database):
         self.folder = path.parent
         self._owner: OwnerLock | None = None
         self._driver: sqlite3.Connection | None = None  # the writing connection's own
-        self._wal = Path(os.path.realpath(path) + "-wal")
-        self._wal_bytes = 0  # at most so far its frames reach
-        self._room_bytes = 0  # and so long it was made
+        self._wal = Wal(path)
         self._marks = Marks(path)
 
     @property
@@ -72,8 +70,8 @@ class SqliteDatabase(Database):
         self._driver = sqlite_engine.driver(connection)
         self._driver.execute("PRAGMA busy_timeout=0")  # see `begin_immediate`
         sqlite_append.prepare(self._driver)
-        self._room_bytes = 0
-        self._keep_room(connection)
+        self._wal.emptied()
+        self._wal.keep_room(self._driver)
 
     def transaction(self, connection: sa.Connection) -> AbstractContextManager[Any]:
         return connection.begin()
@@ -121,7 +119,7 @@ class SqliteDatabase(Database):
         while True:
             with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
                 if sqlite_engine.checkpoint(self.writing(), "TRUNCATE"):
-                    self._wal_bytes = self._room_bytes = 0
+                    self._wal.emptied()
                     return ""
             if not patience.wait():
                 return f"{self._path}-wal, which another program is reading: it is emptied when this journal is closed"
@@ -135,30 +133,22 @@ class SqliteDatabase(Database):
 
     def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:
         self._marks.move(stream_id, after)
-        self._wal_bytes += sqlite_engine.PAGE_BYTES * (_PAGES_PER_COMMIT + len(records)) + sum(map(size_of, records))
-        if self._wal_bytes > 4 * WAL_BOUND_BYTES:
+        self._wal.committed(sqlite_engine.PAGE_BYTES * (_PAGES_PER_COMMIT + len(records)) + sum(map(size_of, records)))
+        if self._wal.used_bytes > 4 * WAL_BOUND_BYTES:
             self.maintain(idle=False)
 
     def wrote(self, num_bytes: int) -> None:
-        self._wal_bytes += num_bytes
+        self._wal.committed(num_bytes)
 
     def maintain(self, *, idle: bool) -> None:
         """Checkpoint the WAL if it has grown past its bound, or if there's anything in it and time for it."""
-        if self.writer is None:
+        if self.writer is None or self._driver is None:
             return
-        if self._wal_bytes > (0 if idle else WAL_BOUND_BYTES):
-            self._wal_bytes = 0
+        if self._wal.used_bytes > (0 if idle else WAL_BOUND_BYTES):
+            self._wal.moved()
             with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
                 sqlite_engine.checkpoint(self.writer, "PASSIVE")
-        self._keep_room(self.writer)
-
-    def _keep_room(self, connection: sa.Connection) -> None:
-        """Let half of the next step's zeros lie ahead, at least. Where there can't be any, that many bytes later is tried again."""
-        step_bytes = sqlite_wal.step_bytes(self._room_bytes)
-        if self._room_bytes < self._wal_bytes + step_bytes // 2:
-            upto_bytes = max(self._room_bytes, self._wal_bytes) + step_bytes
-            length_bytes = sqlite_wal.make_room(sqlite_engine.driver(connection), self._wal, upto_bytes)
-            self._room_bytes = max(upto_bytes, length_bytes)
+        self._wal.keep_room(self._driver)
 
     def vacuum(self) -> None:
         """In WAL mode, where a killed one is undone by whoever reads next; the pages keep their size."""
@@ -171,7 +161,7 @@ class SqliteDatabase(Database):
             driver.execute("PRAGMA busy_timeout=0")
         except sqlite_engine.DRIVER_ERRORS as error:
             raise _as_sqlalchemy_would("VACUUM", error) from error
-        self._wal_bytes = self._room_bytes = 0
+        self._wal.emptied()
 
     def stop_writing(self) -> None:
         """Fold the WAL into the file, and let go of the lock."""

@@ -17,12 +17,51 @@ from pathlib import Path
 
 FIRST_ROOM_BYTES = 64 << 10
 _MOST_AT_ONCE_BYTES = 1 << 20
+_WORTH_BYTES = 48 << 10
 _SPARE_BYTES = 64 << 20
 
 
-def step_bytes(room_bytes: int) -> int:
-    """How many zeros come next: as many as there was room, so that a short journal stays small and a long one is seldom extended."""
-    return min(max(FIRST_ROOM_BYTES, room_bytes), _MOST_AT_ONCE_BYTES)
+class Wal:
+    """What the writing connection knows of its WAL.
+
+    Attributes:
+        used_bytes: at most so far its frames reach.
+    """
+
+    __slots__ = ("_num_commits", "_path", "_room_bytes", "_used_before_bytes", "used_bytes")
+
+    def __init__(self, journal: Path) -> None:
+        self._path = Path(os.path.realpath(journal) + "-wal")
+        self.emptied()
+
+    def emptied(self) -> None:
+        """The file is empty, or nothing is known of it."""
+        self._room_bytes = 0
+        self.moved()
+
+    def moved(self) -> None:
+        """All is in the journal's own file; the next frame is the first again."""
+        self.used_bytes = self._used_before_bytes = self._num_commits = 0
+
+    def committed(self, num_bytes: int) -> None:
+        """A commit has added so many bytes, pages and all."""
+        self.used_bytes += num_bytes
+        self._num_commits += 1
+
+    def keep_room(self, driver: sqlite3.Connection) -> None:
+        """Let half of the next zeros lie ahead, at least. Where there can't be any, as many bytes later is tried again.
+
+        As many come next as there was room, so that a short journal stays small and a long one is seldom extended. A large
+        commit is better off without: zeros are written too, and what they spare it is one wait.
+        """
+        step_bytes = min(max(FIRST_ROOM_BYTES, self._room_bytes), _MOST_AT_ONCE_BYTES)
+        if self._room_bytes >= self.used_bytes + step_bytes // 2:
+            return
+        upto_bytes = max(self._room_bytes, self.used_bytes) + step_bytes
+        is_worth_it = self.used_bytes - self._used_before_bytes <= _WORTH_BYTES * max(self._num_commits, 1)
+        self._used_before_bytes, self._num_commits = self.used_bytes, 0
+        length_bytes = make_room(driver, self._path, upto_bytes) if is_worth_it else 0
+        self._room_bytes = max(upto_bytes, length_bytes)
 
 
 def make_room(driver: sqlite3.Connection, wal: Path, upto_bytes: int) -> int:
