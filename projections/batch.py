@@ -33,8 +33,12 @@ class Batch:
         self.epochs = [request.epoch for request in requests]
         self.texts: list[array[int]] = [request.tokens for request in requests]
         self.first_output_positions = [request.first_output_position for request in requests]
-        stops = {request.stop_ids for request in requests}
-        self.stop_ids: frozenset[int] = stops.pop() if len(stops) == 1 else frozenset().union(*stops)
+        self.stop_ids = _stop_ids_of(requests)
+
+    @property
+    def is_as_new(self) -> bool:
+        """Whether one made of its requests now would be the same: nobody has left since, and no stop token is one too many."""
+        return [r.epoch for r in self.requests] == self.epochs and _stop_ids_of(self.requests) == self.stop_ids
 
     def without(self, entries: Collection[int]) -> "Batch":
         """This batch less some of its entries."""
@@ -63,6 +67,11 @@ class Batch:
         more.first_output_positions = self.first_output_positions + new.first_output_positions
         more.stop_ids = self.stop_ids if new.stop_ids <= self.stop_ids else self.stop_ids | new.stop_ids
         return more if len(more.stop_ids) <= MAX_STOP_IDS else Batch(more.requests)
+
+
+def _stop_ids_of(requests: "Sequence[Request]") -> frozenset[int]:
+    stops = {request.stop_ids for request in requests}
+    return stops.pop() if len(stops) == 1 else frozenset().union(*stops)
 
 
 def without(column: list[T], from_the_end: Collection[int]) -> list[T]:

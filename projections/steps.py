@@ -13,7 +13,7 @@ from refold.journal.events import StalePolicy, StepScheduled
 from refold.projections.batch import Batch, next_batch
 from refold.projections.requests import Request
 
-_NOBODY = Batch()
+NOBODY = Batch()
 
 
 class InFlightStep:
@@ -68,12 +68,13 @@ class InFlightStep:
 
 
 class Window:
-    """In-flight steps, the oldest first."""
+    """In-flight steps, the oldest first. `last_batch` is that of the last one, which may have come back since."""
 
-    __slots__ = ("in_flight", "next_step")
+    __slots__ = ("in_flight", "last_batch", "next_step")
 
     def __init__(self) -> None:
         self.in_flight: deque[InFlightStep] = deque()
+        self.last_batch = NOBODY
         self.next_step = 0
 
 
@@ -81,7 +82,8 @@ def open_step(window: Window, event: StepScheduled, by_handle: Mapping[int, Requ
     """A step enters the window: who runs already first, then who comes in."""
     assert event.step == window.next_step, (event.step, window.next_step)
     assert len(event.handles) == len(event.num_tokens) == len(event.first_positions) >= 1, event.step
-    step = InFlightStep(event, _batch_of(window, event, by_handle))
+    batch = window.last_batch = _batch_of(window, event, by_handle)
+    step = InFlightStep(event, batch)
     window.in_flight.append(step)
     window.next_step += 1
     return step
@@ -89,13 +91,17 @@ def open_step(window: Window, event: StepScheduled, by_handle: Mapping[int, Requ
 
 def _batch_of(window: Window, event: StepScheduled, by_handle: Mapping[int, Request]) -> Batch:
     """The last step's, if it has the same entries; else what is left of it, and who comes in."""
-    old, left = _NOBODY, set[int]()
+    old, left = window.last_batch, set[int]()
     if window.in_flight:
         last = window.in_flight[-1]
-        old = last.batch
+        assert last.batch is old, (last.step, event.step)
         if not (last.stale or last.last_entries) and old.handles == event.handles:
             return old
         left = last.stale.keys() | last.last_entries
+    elif not old.is_as_new:
+        old = NOBODY
+    elif old.handles == event.handles:
+        return old
     num_running = len(event.handles) - len(event.admissions)
     return next_batch(old, left, event.handles[:num_running], event.handles[num_running:], by_handle)
 

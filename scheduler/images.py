@@ -235,7 +235,7 @@ IMAGES: dict[type, Imaged] = {
         derived=frozenset({"batch"}),
         extra=frozenset({"first_output_positions", "stop_ids"}),
     ),
-    Window: Imaged(WindowImage),
+    Window: Imaged(WindowImage, derived=frozenset({"last_batch"})),
     Output: Imaged(OutputImage),
     Suspicion: Imaged(SuspicionImage),
     Totals: Imaged(TotalsImage),

@@ -77,7 +77,9 @@ def _running_columns(plan: Plan) -> tuple[list[int], list[int]]:
         last, left = in_flight[-1], sorted(in_flight[-1].stale, reverse=True)
         if without(last.requests, left) == running:
             return without(last.handles, left), without(last.sampled_positions, left)
-    return [request.handle for request in running], [request.num_computed_tokens for request in running]
+    batch = plan.state.window.last_batch
+    handles = batch.handles if batch.requests == running else [request.handle for request in running]
+    return handles, [request.num_computed_tokens for request in running]
 
 
 def _plan_each(plan: Plan, start: int) -> None:

@@ -26,7 +26,7 @@ from refold.projections.outbox import MAX_FINISHED, Outbox, Output, TurnEnd
 from refold.projections.queues import Queues
 from refold.projections.requests import FINISHED, IDLE, PREEMPTED, RUNNING, WAITING, Request, RequestTable
 from refold.projections.runs import Run
-from refold.projections.steps import InFlightStep, Window
+from refold.projections.steps import NOBODY, InFlightStep, Window
 from refold.projections.suspicion import Suspicion
 from refold.projections.totals import Totals
 from refold.scheduler.images import (
@@ -217,7 +217,9 @@ def _state_of(image: StateImage) -> State:
         requests=table,
         queues=_thing(Queues, image.queues, **orders),
         pool=_pool_of(image.pool, _runs_of(by_handle.values(), image.requests.by_handle)),
-        window=_thing(Window, image.window, in_flight=in_flight),
+        window=_thing(
+            Window, image.window, in_flight=in_flight, last_batch=in_flight[-1].batch if in_flight else NOBODY
+        ),
         encoder=cache,
         suspicion=_thing(Suspicion, image.suspicion),
     )

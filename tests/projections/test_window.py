@@ -147,6 +147,47 @@ TestCountersBesideAModel = CountersBesideAModel.TestCase
 TestCountersBesideAModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
+# -- the last batch --------------------------------------------------------------------------------------------------
+
+
+def came_back(table: RequestTable, window: Window) -> steps.InFlightStep:
+    """One step of all who are in the table, which came back: nothing is in flight."""
+    requests_, event = list(table.by_handle.values()), of_all(table, window)
+    step = steps.open_step(window, event, table.by_handle)
+    samples, drafts, tokens = [True] * len(requests_), [0] * len(requests_), [7] * len(requests_)
+    counters.schedule(event.step, requests_, event.num_tokens, event.first_positions, samples, drafts)
+    counters.settle(requests_, event.num_tokens, drafts, [1] * len(requests_), tokens, 0)
+    assert steps.resolve(window, step, len(requests_))
+    return step
+
+
+def of_all(table: RequestTable, window: Window) -> StepScheduled:
+    known = table.by_handle.values()
+    num_tokens = [len(r.tokens) - r.num_computed_tokens for r in known]
+    firsts = [r.num_computed_tokens for r in known]
+    return StepScheduled(
+        step=window.next_step, handles=list(table.by_handle), num_tokens=num_tokens, first_positions=firsts
+    )
+
+
+def test_who_goes_on_after_a_step_came_back_shares_its_batch() -> None:
+    table, window = RequestTable(), Window()
+    submitted(table), submitted(table)
+    first = came_back(table, window)
+    assert came_back(table, window).batch is first.batch
+
+
+@pytest.mark.parametrize("whose", [0, 1])
+def test_who_left_in_between_has_a_new_batch(whose: int) -> None:
+    table, window = RequestTable(), Window()
+    both = [submitted(table), submitted(table)]
+    first = came_back(table, window)
+    counters.raise_epoch(both[whose], 0)
+    after = came_back(table, window)
+    assert after.batch is not first.batch
+    assert after.epochs == [request.epoch for request in both]
+
+
 # -- what must not be ------------------------------------------------------------------------------------------------
 
 
