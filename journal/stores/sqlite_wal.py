@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FIRST_ROOM_BYTES = 64 << 10
-_MOST_AT_ONCE_BYTES = 1 << 20
+_MOST_AT_ONCE_BYTES = 256 << 10
 _WORTH_BYTES = 48 << 10
 _SPARE_BYTES = 64 << 20
 
