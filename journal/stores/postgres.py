@@ -16,7 +16,7 @@ Bodies are stored without the server's compression, which was measured to cost t
 import contextlib
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -36,22 +36,27 @@ from refold.journal.stores.tables import journal_records
 # ruff: noqa: D102, S608 - the methods are documented in Database; what is put into SQL are names of columns
 
 _SAVE_EVERY_RECORDS = 1024
-_TYPES = [journal_records.c[name].type.compile(dialect=postgresql.dialect()) for name in RECORD_COLUMNS]  # type: ignore[no-untyped-call]
+_TYPES = {name: journal_records.c[name].type.compile(dialect=postgresql.dialect()) for name in RECORD_COLUMNS}  # type: ignore[no-untyped-call]
 _APPEND = """
-WITH fence AS (
+WITH {rows}fence AS (
     SELECT stream_id, head_position, head_hash FROM journal_streams
-    WHERE stream_id = %s AND engine_epoch = %s FOR NO KEY UPDATE
+    WHERE stream_id = %(stream_id)s AND engine_epoch = %(epoch)s FOR NO KEY UPDATE
 )
 INSERT INTO journal_records (stream_id, {columns}) SELECT fence.stream_id, {values} FROM fence{source}
-WHERE (head_position = %s AND head_hash = %b)
-    OR EXISTS (SELECT FROM journal_records WHERE stream_id = %s AND position = %s AND hash = %b)
+WHERE (head_position = %(before)s AND head_hash = %(previous)b)
+    OR EXISTS (SELECT FROM journal_records WHERE stream_id = %(stream_id)s AND position = %(before)s - 1 AND hash = %(previous)b)
 """
 _COLUMNS = ", ".join(RECORD_COLUMNS)
-_APPEND_ONE = _APPEND.format(columns=_COLUMNS, values=", ".join(f"%b::{kind}" for kind in _TYPES), source="")
-_ARRAYS = ", ".join(f"%b::{kind}[]" for kind in _TYPES)
-_APPEND_MANY = f"""
-WITH rows ({_COLUMNS}) AS (SELECT * FROM unnest({_ARRAYS})), {_APPEND.strip().removeprefix("WITH ")}
-""".format(columns=_COLUMNS, values="rows.*", source=" CROSS JOIN rows")
+_APPEND_ONE = _APPEND.format(
+    rows="", columns=_COLUMNS, source="", values=", ".join(f"%({name})b::{kind}" for name, kind in _TYPES.items())
+)
+_ARRAYS = ", ".join(f"%({name})b::{kind}[]" for name, kind in _TYPES.items())
+_APPEND_MANY = _APPEND.format(
+    rows=f"rows ({_COLUMNS}) AS (SELECT * FROM unnest({_ARRAYS})), ",
+    columns=_COLUMNS,
+    source=" CROSS JOIN rows",
+    values="rows.*",
+)
 
 _LAST = """LEFT JOIN LATERAL (
     SELECT position + 1 AS position, hash FROM journal_records AS r WHERE r.stream_id = s.stream_id
@@ -138,10 +143,14 @@ class PostgresDatabase(Database):
     ) -> bool:
         rows = [record_to_row(record) for record in records]
         sql = _APPEND_ONE if len(rows) == 1 else _APPEND_MANY
-        values = rows[0] if len(rows) == 1 else [list(column) for column in zip(*rows, strict=True)]
-        fence = (stream_id, before.engine_epoch)
-        guard = (before.position, before.hash, stream_id, before.position - 1, before.hash)
-        parameters = (*fence, *values, *guard) if len(rows) == 1 else (*values, *fence, *guard)
+        columns = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
+        parameters: dict[str, Any] = dict(zip(RECORD_COLUMNS, columns, strict=True))
+        parameters |= {
+            "stream_id": stream_id,
+            "epoch": before.engine_epoch,
+            "before": before.position,
+            "previous": before.hash,
+        }
         num_in = _executed(connection, sql, parameters)
         assert num_in in {0, len(rows)}, f"{num_in} of {len(rows)} records went in"
         return num_in > 0
@@ -215,7 +224,7 @@ class PostgresDatabase(Database):
         self.engine.dispose(close=False)
 
 
-def _executed(connection: sa.Connection, sql: str, parameters: Sequence[Any]) -> int:
+def _executed(connection: sa.Connection, sql: str, parameters: Mapping[str, Any]) -> int:
     """How many rows it was about. Through the driver itself, as SQLite's appends are; errors are as SQLAlchemy would tell them."""
     import psycopg  # noqa: PLC0415
 
