@@ -18,9 +18,10 @@ from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, new_
 from refold.journal.stores.segments.recovery import settle
 from refold.journal.stores.segments.scan import FileBytes, Place, walk
 from refold.journal.stores.segments.sealed import Sealing, read_header
+from refold.journal.stores.segments.stream_files import End
 from refold.journal.stores.segments.tail import Tail
 from refold.journal.stores.segments.unmarked import lost_end
-from refold.journal.stores.segments.view import End, StreamView
+from refold.journal.stores.segments.view import StreamView
 
 _PATIENCE_S = 5.0
 _MIN_LAID_OUT_BYTES = 1 << 16

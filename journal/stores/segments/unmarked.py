@@ -23,8 +23,8 @@ from refold.journal.stores.segments.folder import SegmentName
 from refold.journal.stores.segments.marks import MARK_NAME, MarkLost
 from refold.journal.stores.segments.scan import FileBytes
 from refold.journal.stores.segments.snapshot_files import snapshot_position, unpack_snapshot
+from refold.journal.stores.segments.stream_files import End, StreamFiles
 from refold.journal.stores.segments.tail import Tail, check_torn, whole_groups
-from refold.journal.stores.segments.view import End, StreamView
 
 
 class Whole(NamedTuple):
@@ -34,7 +34,7 @@ class Whole(NamedTuple):
     behind: str
 
 
-def whole_of(view: StreamView) -> Whole:
+def whole_of(view: StreamFiles) -> Whole:
     """The end of what is whole.
 
     Raises:
@@ -59,7 +59,7 @@ def whole_of(view: StreamView) -> Whole:
     return whole
 
 
-def is_unborn(view: StreamView) -> bool:
+def is_unborn(view: StreamFiles) -> bool:
     """Whether a stream has no mark because its beginning was interrupted: there's at most a first segment without groups."""
     if any(snapshot_position(name) is not None for name in view.names()):
         return False
@@ -70,7 +70,7 @@ def is_unborn(view: StreamView) -> bool:
         return size == header.size
 
 
-def lost_end(view: StreamView, lost: MarkLost) -> JournalCorrupt:
+def lost_end(view: StreamFiles, lost: MarkLost) -> JournalCorrupt:
     """The error of a stream without a mark: what is there, what can't be known, and the way out.
 
     Raises:
@@ -93,7 +93,7 @@ def lost_end(view: StreamView, lost: MarkLost) -> JournalCorrupt:
     return error
 
 
-def _segment(view: StreamView, name: SegmentName, before: End) -> Whole:
+def _segment(view: StreamFiles, name: SegmentName, before: End) -> Whole:
     """As far as one segment is whole; `before` is where the one before it ends."""
     start = view.first_end(name, before)
     if name.sealed:
@@ -113,7 +113,7 @@ def _segment(view: StreamView, name: SegmentName, before: End) -> Whole:
         return Whole(End(name.first, tail), behind)
 
 
-def _told_by_snapshots(view: StreamView, position: int) -> str:
+def _told_by_snapshots(view: StreamFiles, position: int) -> str:
     """What a sound snapshot of more records than there are proves; empty if there's none."""
     known = 0
     for name in view.names():

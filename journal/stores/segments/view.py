@@ -4,46 +4,29 @@ While an engine owns the journal they count up to the mark, so that nothing is s
 a power cut could take back. When nobody owns it, whole groups above the mark count too: the next owner will keep them.
 """
 
-import contextlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from refold.journal.archives import Archive
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.stores.ownership import owner_of
-from refold.journal.stores.segments.files import READ, FileLayer, close_read, damaged, explain
-from refold.journal.stores.segments.folder import ARCHIVES_NAME, SegmentName, segments_of, stream_folder
-from refold.journal.stores.segments.frames import Group, SegmentHeader
+from refold.journal.stores.segments.files import READ, close_read, damaged, explain
+from refold.journal.stores.segments.folder import SegmentName
+from refold.journal.stores.segments.frames import Group
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, read_mark
 from refold.journal.stores.segments.scan import FileBytes, Place, records_of, walk
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
+from refold.journal.stores.segments.stream_files import End, StreamFiles
 from refold.journal.stores.segments.tail import Tail, find_tail
+from refold.journal.stores.segments.unmarked import is_unborn, whole_of
 
 _ATTEMPTS = 20
 
 
-class End(NamedTuple):
-    """How far a stream counts: up to `tail.end` in the segment that begins with `segment`."""
-
-    segment: int
-    tail: Tail
-
-    @property
-    def head(self) -> Head:
-        """The head there."""
-        return self.tail.head
-
-
-class StreamView:
+class StreamView(StreamFiles):
     """A stream of the journal at `root`, which may be live."""
 
-    __slots__ = ("_root", "files", "folder", "stream")
-
-    def __init__(self, files: FileLayer, root: Path, stream: str) -> None:
-        self.files, self._root, self.stream = files, root, stream
-        self.folder = stream_folder(root, stream)
+    __slots__ = ()
 
     def read(self, start: int, stop: int | None) -> Iterator[Record]:
         """Records at positions start <= p < stop; what is appended meanwhile is seen.
@@ -75,19 +58,17 @@ class StreamView:
             try:
                 mark = self.mark()
             except MarkLost:
-                from refold.journal.stores.segments.unmarked import whole_of  # noqa: PLC0415 - it stands on this module
-
                 return whole_of(self).end
             if mark is None:
                 return None
             marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
-            if owner_of(self._root) is not None:
+            if owner_of(self.root) is not None:
                 return marked
             try:
                 return self.beyond(marked)
             except JournalCorrupt:
                 # An engine that opened it a moment ago may be at work on this very tail.
-                if attempt == _ATTEMPTS - 1 or (owner_of(self._root) is None and self.mark() == mark):
+                if attempt == _ATTEMPTS - 1 or (owner_of(self.root) is None and self.mark() == mark):
                     raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -103,8 +84,6 @@ class StreamView:
             try:
                 fd = self.files.open(path, READ)
             except FileNotFoundError:
-                from refold.journal.stores.segments.unmarked import is_unborn  # noqa: PLC0415 - it stands on this module
-
                 if is_unborn(self):
                     return None
                 continue  # it was born since, or the mark is gone
@@ -117,51 +96,6 @@ class StreamView:
             finally:
                 close_read(self.files, fd)
         raise MarkLost("is gone")
-
-    def segments(self) -> list[SegmentName]:
-        """The segments, in order; without those that are the archives'."""
-        names = segments_of(self.names())
-        if len(names) > 1 and (archives := self.archives()):
-            border = archives[-1].stop
-            return [
-                name for name, after in zip(names, [*names[1:], None], strict=True) if not after or after.first > border
-            ]
-        return names
-
-    def archives(self) -> list[Archive]:
-        """Where the oldest records are, in order.
-
-        Raises:
-            JournalError: the list can't be read, or is damaged.
-        """
-        from refold.journal.stores.segments.borders import unpack_archives  # noqa: PLC0415 - most streams have none
-
-        data = self.file(ARCHIVES_NAME)
-        return unpack_archives(data, self.folder / ARCHIVES_NAME) if data else []
-
-    def file(self, name: str, size: int | None = None) -> bytes:
-        """The first `size` bytes, or all, of a file beside the segments; empty if there is none."""
-        try:
-            fd = self.files.open(self.folder / name, READ)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise explain(error, self.folder / name, "read") from error
-        try:
-            return self.files.pread(fd, self.files.size(fd) if size is None else size, 0)
-        except OSError as error:
-            raise explain(error, self.folder / name, "read") from error
-        finally:
-            close_read(self.files, fd)
-
-    def names(self) -> list[str]:
-        """The names in the stream's folder; none if it never began."""
-        try:
-            return self.files.listdir(self.folder)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise explain(error, self.folder, "read") from error
 
     def beyond(self, marked: End) -> End:
         """Go on from an acknowledged end to the last whole group.
@@ -182,12 +116,6 @@ class StreamView:
                 end = self._closed_end(name, end, segments[number + 1])
         return end
 
-    def first_end(self, name: SegmentName, end: End) -> End:
-        """Where a segment's groups begin, as an end."""
-        with self.opened(name) as (_fd, header, _size):
-            head = header.head._replace(engine_epoch=max(header.head.engine_epoch, end.head.engine_epoch))
-            return End(name.first, Tail(header.size, header.size, head, 0))
-
     def _tail_of(self, name: SegmentName, end: End) -> End:
         path = self.folder / name.file_name
         with self.opened(name) as (fd, _header, size):
@@ -203,31 +131,6 @@ class StreamView:
             path = self.folder / name.file_name
             raise damaged(path, end.head.position, "deleted", f"is not there; the next segment has {following.first}")
         return end
-
-    def opened_index(self, name: SegmentName) -> Head:
-        """The head behind a sealed segment."""
-        with self._reading(name):
-            sealed = SealedSegment(self.files, self.folder / name.file_name, name.first)
-            sealed.close()
-            return sealed.index.stop
-
-    @contextlib.contextmanager
-    def opened(self, name: SegmentName) -> Iterator[tuple[int, SegmentHeader, int]]:
-        """An unsealed segment, open for reading: its descriptor, header and length."""
-        path = self.folder / name.file_name
-        with self._reading(name):
-            fd = self.files.open(path, READ)
-            try:
-                yield fd, read_header(self.files, fd, path, name.first), self.files.size(fd)
-            finally:
-                close_read(self.files, fd)
-
-    @contextlib.contextmanager
-    def _reading(self, name: SegmentName) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise explain(error, self.folder / name.file_name, "read") from error
 
     def records(self, start: int, end: End, previous: Head | None) -> Generator[Record, None, None]:
         """The records from `start` up to `end`; `previous` is the head that they continue, if it's known.
