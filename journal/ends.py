@@ -1,4 +1,4 @@
-"""The end of a stream that can be read, and that nobody vouches for."""
+"""What a reader may know of a stream that no record tells: whether somebody vouches for its end, and whether a part is missing."""
 
 from typing import Protocol, runtime_checkable
 
@@ -26,3 +26,28 @@ def check_end(reader: JournalReader, stream: str = DEFAULT_STREAM) -> None:
     """
     if isinstance(reader, EndChecked):
         reader.check_end(stream)
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A reader of streams that are kept in parts, which are looked at for less than their records."""
+
+    def check_parts(self, stream: str, stop: int) -> None:
+        """See to it that of the parts with records before `stop` none is missing.
+
+        Raises:
+            JournalCorrupt: one is; kind `deleted`.
+        """
+        ...
+
+
+def check_parts(reader: JournalReader, stream: str, stop: int) -> None:
+    """See to it that no part of a stream before `stop` is missing, as far as that shows without reading it.
+
+    For whoever begins at a snapshot: that spares him the records before it, and so their absence.
+
+    Raises:
+        JournalCorrupt: one is; kind `deleted`.
+    """
+    if isinstance(reader, InParts):
+        reader.check_parts(stream, stop)

@@ -66,11 +66,22 @@ def reading(journal: str, *, tells_doubt: bool = True) -> "Iterator[JournalReade
     except NotFound as error:
         raise _absent(journal, error) from error
     try:
+        _refuse_lost(journal, reader)
         if tells_doubt:
             _tell_doubts(reader)
         yield reader
     finally:
         reader.close()
+
+
+def _refuse_lost(journal: str, reader: "JournalReader") -> None:
+    """A journal whose read model knows records of a stream that has none is not read as a new one."""
+    from refold.journal.stores.location import locate
+
+    if locate(journal).kind == "segments":
+        from refold.engine.audit.witness import check_nothing_lost
+
+        check_nothing_lost(journal, reader=reader)
 
 
 def streams_of(reader: "JournalReader") -> list[str]:

@@ -14,6 +14,7 @@ from refold.journal.stores.segments import borders, erasing
 from refold.journal.stores.segments.files import READ, UPDATE, FileLayer, explain, write_all, write_file
 from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import pack_group, pack_segment_header
+from refold.journal.stores.segments.gaps import check_gaps
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, new_mark_file, write_mark
 from refold.journal.stores.segments.recovery import settle
 from refold.journal.stores.segments.scan import FileBytes, Place, walk
@@ -238,6 +239,7 @@ class StreamLog:
             mark = _mark_of(view)
             assert mark is not None, "a stream that has begun has a mark"
             end = settle(self._files, view, mark)
+            check_gaps(view, end.segment)
             erasing.finish(self._files, view, end)
             self._mark, self.segment, self.end, self.head = mark, end.segment, end.tail.end, end.head
             names = view.segments()

@@ -49,6 +49,10 @@ class StreamFiles:
             ]
         return names
 
+    def has(self, first: int) -> bool:
+        """Whether the segment is there that begins with this position."""
+        return any(name.first == first for name in self.segments())
+
     def archives(self) -> list[Archive]:
         """Where the oldest records are, in order.
 
@@ -57,6 +61,11 @@ class StreamFiles:
         """
         data = self.file(ARCHIVES_NAME)
         return unpack_archives(data, self.folder / ARCHIVES_NAME) if data else []
+
+    def border(self) -> int:
+        """The position of the first record that isn't archived."""
+        archives = self.archives()
+        return archives[-1].stop if archives else 0
 
     def file(self, name: str, size: int | None = None) -> bytes:
         """The first `size` bytes, or all, of a file beside the segments; empty if there is none."""

@@ -4,6 +4,7 @@ While an engine owns the journal they count up to the mark, so that nothing is s
 a power cut could take back. When nobody owns it, whole groups above the mark count too: the next owner will keep them.
 """
 
+import contextlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.segments.files import READ, close_read, damaged, explain
 from refold.journal.stores.segments.folder import SegmentName
 from refold.journal.stores.segments.frames import Group
+from refold.journal.stores.segments.gaps import end_of, not_there
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, read_mark
 from refold.journal.stores.segments.scan import FileBytes, Place, records_of, walk
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
@@ -40,16 +42,18 @@ class StreamView(StreamFiles):
             if position >= target:
                 return
             for record in self.records(position, end, previous):
-                if record.position >= target:
-                    break
                 yield record
                 position, previous = record.position + 1, head_after(record)
+                if position == stop:  # what lies behind may be damaged, and wasn't asked for
+                    return
             assert position > before, (
                 f"the stream {self.stream!r} ends at {end.head.position}, yet nothing is at {before}"
             )
 
     def end(self) -> End | None:
         """How far the stream counts now; None if it never began. Without its mark: as far as it's whole.
+
+        A stream whose newest segment is gone counts as far as it was acknowledged: what is before can be read.
 
         Raises:
             JournalError: it can't be read, or is damaged.
@@ -69,6 +73,8 @@ class StreamView(StreamFiles):
             except JournalCorrupt:
                 # An engine that opened it a moment ago may be at work on this very tail.
                 if attempt == _ATTEMPTS - 1 or (owner_of(self.root) is None and self.mark() == mark):
+                    if self._ends_before(marked):
+                        return marked
                     raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -105,7 +111,7 @@ class StreamView(StreamFiles):
         """
         segments = [name for name in self.segments() if name.first >= marked.segment]
         if not segments or segments[0].first != marked.segment:
-            raise damaged(self.folder, marked.segment, "deleted", "begins a segment that is not there")
+            raise self.lost(marked)
         end = marked
         for number, name in enumerate(segments):
             if number:
@@ -115,6 +121,24 @@ class StreamView(StreamFiles):
             if number + 1 < len(segments):
                 end = self._closed_end(name, end, segments[number + 1])
         return end
+
+    def lost(self, marked: End) -> JournalCorrupt:
+        """The error of a stream whose marked segment is not there."""
+        names, last = self.segments(), marked.head.position - 1
+        if not names:
+            first, which = self.border(), "of its segments none is there"
+        else:
+            first, which = marked.segment, "the segment that it was acknowledged in is gone"
+            if names[-1].first < marked.segment:
+                with contextlib.suppress(JournalCorrupt):
+                    first = end_of(self, names[-1])
+        lost = f"and those up to {last} are lost" if last > first else "is lost" if last == first else "can't be added"
+        return damaged(self.folder, first, "truncated" if names else "deleted", f"{lost}: {which}")
+
+    def _ends_before(self, marked: End) -> bool:
+        """Whether there are segments, and none of them reaches the marked one."""
+        names = self.segments()
+        return bool(names) and names[-1].first < marked.segment
 
     def _tail_of(self, name: SegmentName, end: End) -> End:
         path = self.folder / name.file_name
@@ -139,11 +163,11 @@ class StreamView(StreamFiles):
             JournalError: they can't be read, or are damaged.
         """
         segments = [name for name in self.segments() if name.first <= end.segment]
-        if not segments or segments[-1].first != end.segment:
-            raise damaged(self.folder, end.segment, "truncated", "begins a segment that is not there")
+        if not segments:
+            raise self.lost(end)
         if start < segments[0].first:
-            raise self._not_there(start, segments[0].first)
-        position = start
+            raise not_there(self, start, segments[0].first)
+        position, is_cut = start, segments[-1].first != end.segment
         for number, name in enumerate(segments):
             following = segments[number + 1].first if number + 1 < len(segments) else None
             if following is not None and following <= start:
@@ -156,6 +180,8 @@ class StreamView(StreamFiles):
                     previous = head_after(record)
             if following is not None and position != following:
                 raise damaged(self.folder, position, "deleted", f"is not there; the next segment has {following}")
+        if is_cut:
+            raise self.lost(end)
 
     def _groups(self, name: SegmentName, start: int, end: End) -> Iterator[tuple[Group, bytes]]:
         """The groups of a segment, from the one that holds `start` on, up to `end`."""
@@ -193,10 +219,6 @@ class StreamView(StreamFiles):
                 raise self._cut_off(path, max(start, name.first))
         finally:
             close_read(self.files, fd)
-
-    def _not_there(self, start: int, first: int) -> JournalCorrupt:
-        lost = "" if self.archives() else ", and no list of archives is there: see `refold archive --adopt`"
-        return damaged(self.folder, start, "deleted", f"is not there; the first segment has {first}{lost}")
 
     def _cut_off(self, path: Path, position: int) -> JournalCorrupt:
         return damaged(path, position, "truncated", "was acknowledged, but the file ends before it")
