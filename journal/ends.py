@@ -2,7 +2,20 @@
 
 from typing import Protocol, runtime_checkable
 
+from refold.journal.errors import JournalCorrupt
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+
+
+class EndInDoubt(JournalCorrupt):
+    """Nobody can tell whether a stream still ends where it was acknowledged to; kind `unmarked`.
+
+    Attributes:
+        num_known: how many records it had, as far as something beside them proves; 0 if nothing proves more than are there.
+    """
+
+    def __init__(self, message: str, *, position: int, num_known: int = 0) -> None:
+        super().__init__(message, position=position, kind="unmarked")
+        self.num_known = num_known
 
 
 @runtime_checkable
@@ -13,7 +26,7 @@ class EndChecked(Protocol):
         """See whether it can.
 
         Raises:
-            JournalCorrupt: it can't; kind `unmarked`.
+            EndInDoubt: it can't.
         """
         ...
 
@@ -22,7 +35,7 @@ def check_end(reader: JournalReader, stream: str = DEFAULT_STREAM) -> None:
     """See to it that nobody has to doubt whether a stream still ends where it was acknowledged to.
 
     Raises:
-        JournalCorrupt: everybody has to; kind `unmarked`.
+        EndInDoubt: everybody has to.
     """
     if isinstance(reader, EndChecked):
         reader.check_end(stream)

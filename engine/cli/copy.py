@@ -9,7 +9,8 @@ from refold.engine.cli.console import json_option, note, reading, remembered, te
 from refold.engine.cli.failures import Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
-from refold.journal.errors import JournalCorrupt, JournalError, Rejected
+from refold.journal.ends import EndInDoubt, check_end
+from refold.journal.errors import JournalError, Rejected
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
 from refold.journal.store import DEFAULT_STREAM
@@ -72,7 +73,7 @@ def _copy(
     from refold.engine.history.verify import format_head
     from refold.journal.copying import copy_newest_snapshot, copy_stream, verify_copy
 
-    goal = reader.head(stream)
+    goal, doubt = reader.head(stream), _doubt(reader, stream)
     started_s = time.perf_counter()
     with bar(f"copying {stream}", goal.position, "records") as progress:
         copied = copy_stream(reader, store, stream, on_records=progress.advance, accepts_end=accept_end)
@@ -87,20 +88,19 @@ def _copy(
         "num_records": copied.head.position,
         "num_copied": copied.head.position - copied.num_found,
         "head": format_head(copied.head),
-        "end_is_vouched": _is_vouched(reader, stream),
+        "end_is_vouched": doubt is None,
+        "num_lost": max(0, doubt.num_known - copied.head.position) if doubt is not None else 0,
         "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
         "seconds": round(time.perf_counter() - started_s, 3),
     }
 
 
-def _is_vouched(reader: "JournalReader", stream: str) -> bool:
-    from refold.journal.ends import check_end
-
+def _doubt(reader: "JournalReader", stream: str) -> EndInDoubt | None:
     try:
         check_end(reader, stream)
-    except JournalCorrupt:
-        return False
-    return True
+    except EndInDoubt as doubt:
+        return doubt
+    return None
 
 
 def _say(report: dict[str, Any], as_json: bool) -> None:
@@ -112,9 +112,18 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     write(f"copied {count(report['num_copied'], 'record')} of stream {safe(report['stream'])}{there}; verified")
     write(f"  head {report['head']}")
     if not report["end_is_vouched"]:
-        write(
-            f"  whether {safe(report['from'])} had acknowledged records from {report['num_records']} on can't be known"
-        )
+        write(f"  {_what_is_lost(safe(report['from']), report['num_records'], report['num_lost'])}")
+
+
+def _what_is_lost(source: str, end: int, num_lost: int) -> str:
+    """What is known of a stream of `end` records behind its end."""
+    if not num_lost:
+        return f"whether {source} had acknowledged records from {end} on can't be known"
+    lost = f"records {end} to {end + num_lost - 1} are" if num_lost > 1 else f"record {end} is"
+    return (
+        f"{lost} lost: a snapshot in {source} was made when {source} had {count(end + num_lost, 'record')}; whether it had "
+        "acknowledged more can't be known"
+    )
 
 
 def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:
