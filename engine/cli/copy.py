@@ -1,14 +1,28 @@
 """`refold copy`: a journal from one store to another."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import json_option, note, reading, remembered, tell_doubt, verb, write, write_json
-from refold.engine.cli.failures import Complaint
+from refold.engine.cli.console import (
+    json_option,
+    named,
+    note,
+    reading,
+    remembered,
+    streams_of,
+    tell_doubt,
+    verb,
+    write,
+    write_json,
+)
+from refold.engine.cli.failures import Complaint, explain
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
+from refold.journal.copying import check_source
 from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalError, Rejected
 from refold.journal.record import Head
@@ -56,15 +70,43 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
         names = _streams(reader, stream)
         if follow and len(names) != 1:
             raise Complaint(f"{count(len(names), 'stream')} can't be followed at once", "name one with --stream")
+        check_source(reader, names[0], accepts_end=accept_end)  # before there's a target, which would be empty
         store = _open_target(target)
         try:
-            for name in names:
-                report = _copy(reader, store, name, source, target, accept_end)
-                _say(report, as_json)
+            with _telling_of_empty(store, source, target):
+                for name in names:
+                    report = _copy(reader, store, name, source, target, accept_end)
+                    _say(report, as_json)
             if follow:
                 _follow(reader, store, names[0])
         finally:
             store.close()
+
+
+@contextmanager
+def _telling_of_empty(store: ReplicaStore, source: str, target: str) -> Iterator[None]:
+    """A target that took no record is there all the same, and looks like a journal that nobody has written to: say so.
+
+    It isn't removed, for it may have been there before, and somebody may have opened it since.
+    """
+    from refold.journal.errors import JournalOwned
+
+    try:
+        yield
+    except JournalError as error:
+        if isinstance(error, JournalOwned) or _holds_any(store):
+            raise
+        line, hint, status = explain(error, "refold copy", source)
+        empty = f"{named(target)} has no record yet: the same command goes on; remove it, if you don't want it"
+        raise Complaint(line, f"{hint}; {empty}" if hint else empty, status) from error
+
+
+def _holds_any(store: ReplicaStore) -> bool:
+    """Whether a store has a record; also if it can't tell."""
+    try:
+        return any(store.head(name).position for name in streams_of(store))
+    except JournalError:
+        return True
 
 
 def _copy(
