@@ -131,7 +131,7 @@ def unwritable(path: object, error: OSError) -> Complaint:
     """The complaint about a file of the user's that can't be written: a full disk isn't a wrong name."""
     status = UNWRITABLE if error.errno in _OUTPUT_ERRNOS else USAGE
     hint = "the journal is as it was, or whole" if status == UNWRITABLE else "name another file"
-    return Complaint(f"{path} can't be written: {error.strerror}", hint, status)
+    return Complaint(f"{path} can't be written: {error.strerror or error}", hint, status)
 
 
 def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL") -> str:

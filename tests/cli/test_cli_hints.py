@@ -551,16 +551,43 @@ def test_an_option_that_no_line_can_be_served_with_is_no_lines_fault(tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="Linux has a device that is always full")
-@pytest.mark.parametrize("verb", ["report", "trace"])
-def test_a_full_disk_is_no_wrong_name(tmp_path, verb):
+@pytest.mark.parametrize(("verb", "option"), [("report", "-o"), ("trace", "-o"), ("head", "--out")])
+def test_a_full_disk_is_no_wrong_name(tmp_path, verb, option):
     journal = tmp_path / "x.db"
     assert refold("run", "--model", "simulated", "--max-tokens", "2", "--journal", journal, "hi").exit_code == 0
-    full = refold(verb, journal, "-o", "/dev/full")
+    full = refold(verb, journal, option, "/dev/full")
     assert (full.exit_code, full.stderr.splitlines()[0]) == (
         74,
         "refold: /dev/full can't be written: No space left on device",
     )
-    assert refold(verb, journal, "-o", tmp_path / "none" / "x").exit_code == 2
+    assert refold(verb, journal, option, tmp_path / "none" / "x").exit_code == 2
+
+
+def test_a_package_that_is_not_installed_is_the_same_fault_in_every_verb_that_would_write_with_it(
+    tmp_path, monkeypatch
+):
+    journal = tmp_path / "x.db"
+    assert refold("run", "--model", "simulated", "--max-tokens", "2", "--journal", journal, "hi").exit_code == 0
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for verb in (
+        ("audit", "export", tmp_path / "lake"),
+        ("archive", "--until", "2", "--to", tmp_path / "old", "--format", "parquet"),
+    ):
+        told = refold(*verb, journal)
+        assert told.exit_code == 2, told.stderr
+        assert "pip install 'refold[analytics]'" in told.stderr
+    assert refold("verify", journal).exit_code == 0
+
+
+def test_an_export_to_a_full_disk_is_no_wrong_name(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    journal = tmp_path / "x.db"
+    assert refold("run", "--model", "simulated", "--max-tokens", "2", "--journal", journal, "hi").exit_code == 0
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "requests.parquet.part").symlink_to("/dev/full")
+    told = refold("audit", "export", tmp_path / "lake", "--view", "requests", journal)
+    assert told.exit_code == 74, told.stderr
 
 
 def test_bisect_refuses_a_range_with_nothing_in_it(tmp_path):
