@@ -111,9 +111,9 @@ def _tell_doubts(reader: "JournalReader") -> None:
             note_once(f"refold: {error}")
 
 
-def require_journal(journal: str) -> None:
-    """A journal must be there; raises as `reading`."""
-    with reading(journal):
+def require_journal(journal: str, *, tells_doubt: bool = True) -> None:
+    """A journal must be there; raises as `reading`. Whoever writes to it next is refused for its doubts: they needn't be told twice."""
+    with reading(journal, tells_doubt=tells_doubt):
         pass
 
 

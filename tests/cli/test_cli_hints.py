@@ -518,6 +518,17 @@ def test_a_place_beyond_the_end_is_answered_with_the_number_of_records(small: Pa
     assert refold("log", "--since", last["position"], small).stderr == ""
 
 
+def test_a_step_that_there_is_not_is_answered_with_those_that_there_are(small: Path) -> None:
+    steps = [row["event"]["step"] for row in rows(refold("log", "--kind", "StepScheduled", "--json", small).stdout)]
+    done = refold("log", "--step", steps[-1] + 9, small)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"refold: nothing is there: the journal has steps {steps[0]} to {steps[-1]}\n"
+    in_part = refold("log", "--step", steps[-1], "--until", 0, small)
+    assert in_part.stderr == "refold: nothing is there: the records asked for have no step\n"
+    for asked in (("--step", steps[-1]), ("--step", steps[-1], "--kind", "WorkerLost")):
+        assert refold("log", *asked, small).stderr == ""
+
+
 @pytest.mark.parametrize(("option", "by_time"), [("--since", "--after"), ("--until", "--before")])
 @pytest.mark.parametrize("value", ["abc", "-1", "1.5", "2026-09-21"])
 def test_what_is_no_position_is_told_how_to_say_it(small: Path, option: str, by_time: str, value: str) -> None:

@@ -121,12 +121,14 @@ class TestALostMarkOfSegments:
             ("head",),
             ("compact",),
             ("archive", "--until", "2", "--to", "elsewhere"),
+            ("redact",),
             (*RUN, "more", "--journal"),
         ],
         ids=lambda verb: verb[0],
     )
     def test_a_verb_that_would_vouch_for_the_end_refuses(self, journal: Path, verb: tuple[str, ...]) -> None:
-        told = refold(*verb, journal)
+        names = (journal, "run1-1") if verb == ("redact",) else (journal,)
+        told = refold(*verb, *names)
         assert told.exit_code == 3
         complaint, hint = told.stderr.splitlines()
         assert f"{journal}/main/mark is gone: " in complaint
