@@ -41,11 +41,12 @@ class StreamView(StreamFiles):
             before, target = position, end.head.position if stop is None else min(stop, end.head.position)
             if position >= target:
                 return
-            for record in self.records(position, end, previous):
-                yield record
-                position, previous = record.position + 1, head_after(record)
-                if position == stop:  # what lies behind may be damaged, and wasn't asked for
-                    return
+            with contextlib.closing(self.records(position, end, previous)) as records:
+                for record in records:
+                    yield record
+                    position, previous = record.position + 1, head_after(record)
+                    if position == stop:  # what lies behind may be damaged, and wasn't asked for
+                        return
             assert position > before, (
                 f"the stream {self.stream!r} ends at {end.head.position}, yet nothing is at {before}"
             )
@@ -172,18 +173,19 @@ class StreamView(StreamFiles):
             following = segments[number + 1].first if number + 1 < len(segments) else None
             if following is not None and following <= start:
                 continue
-            for group, body in self._groups(name, start, end):
-                for record in records_of(group, body, previous, self.folder / name.file_name):
-                    position = record.position + 1
-                    if record.position >= start:
-                        yield record
-                    previous = head_after(record)
+            with contextlib.closing(self._groups(name, start, end)) as groups:
+                for group, body in groups:
+                    for record in records_of(group, body, previous, self.folder / name.file_name):
+                        position = record.position + 1
+                        if record.position >= start:
+                            yield record
+                        previous = head_after(record)
             if following is not None and position != following:
                 raise damaged(self.folder, position, "deleted", f"is not there; the next segment has {following}")
         if is_cut:
             raise self.lost(end)
 
-    def _groups(self, name: SegmentName, start: int, end: End) -> Iterator[tuple[Group, bytes]]:
+    def _groups(self, name: SegmentName, start: int, end: End) -> Generator[tuple[Group, bytes], None, None]:
         """The groups of a segment, from the one that holds `start` on, up to `end`."""
         try:
             if name.sealed:
