@@ -54,6 +54,29 @@ class InParts(Protocol):
         ...
 
 
+@runtime_checkable
+class Indexed(Protocol):
+    """A reader of streams whose records are found by an index that holds none of them."""
+
+    def check_indexes(self, stream: str) -> None:
+        """See whether the index is what was written; records are read without it.
+
+        Raises:
+            JournalCorrupt: it isn't; kind `unindexed`.
+        """
+        ...
+
+
+def check_indexes(reader: JournalReader, stream: str) -> None:
+    """See to it that what finds records is whole, where they are read without it too.
+
+    Raises:
+        JournalCorrupt: it isn't, and no record is affected; kind `unindexed`.
+    """
+    if isinstance(reader, Indexed):
+        reader.check_indexes(stream)
+
+
 def check_parts(reader: JournalReader, stream: str, stop: int) -> None:
     """See to it that no part of a stream before `stop` is missing, as far as that shows without reading it.
 

@@ -144,6 +144,8 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
         return NO_JOURNAL
     if error.kind == "unmarked":
         return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
+    if error.kind == "unindexed":
+        return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
     if error.position == 0:
         return "" if error.kind in {"truncated", "deleted"} else "nothing in it can be trusted: restore a backup"
     before = typed("log", journal, options=("--until", error.position - 1))

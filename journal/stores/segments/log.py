@@ -10,7 +10,7 @@ from pathlib import Path
 from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.record import EMPTY_HEAD, Head, Record
 from refold.journal.stores.patience import Patience
-from refold.journal.stores.segments import borders, erasing
+from refold.journal.stores.segments import borders, erasing, mending
 from refold.journal.stores.segments.files import READ, UPDATE, FileLayer, explain, write_all, write_file
 from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import pack_group, pack_segment_header
@@ -166,6 +166,11 @@ class StreamLog:
         self.closed.pop(0)
         self._stop_sealing()
         return bool(self.closed)
+
+    def mend_indexes(self) -> None:
+        """Write sealed segments anew whose index is damaged. Raises OSError and JournalCorrupt."""
+        self._stop_sealing()
+        mending.mend_indexes(self._files, StreamView(self._files, self._root, self.stream))
 
     def write_anew(self, by: Record, contents: Mapping[int, bytes | None]) -> None:
         """Prepare an erasure that the record `by` will decide about."""

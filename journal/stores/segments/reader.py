@@ -1,6 +1,7 @@
 """The reading half of the port over a folder of segments, live or not. Takes no lock and writes nothing."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from refold.journal.stores.segments import folder
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, damaged, explain
 from refold.journal.stores.segments.gaps import check_gaps
 from refold.journal.stores.segments.marks import MarkLost
+from refold.journal.stores.segments.mending import check_indexes
 from refold.journal.stores.segments.snapshot_files import (
     FIXED_BYTES,
     body_bytes,
@@ -106,6 +108,14 @@ class SegmentReader:
                 lost = view.lost(end)
                 if stop > lost.position:
                     raise lost
+
+    def check_indexes(self, stream: str) -> None:
+        """See to it that every sealed segment has its index.
+
+        Raises:
+            JournalCorrupt: one hasn't; kind `unindexed`.
+        """
+        check_indexes(self._view(stream), f"refold compact {shlex.quote(str(self._path))}")
 
     def close(self) -> None:
         """Nothing stays open between calls; a closed reader refuses them all the same."""

@@ -102,7 +102,18 @@ class StreamFiles:
         with self._reading(name):
             sealed = SealedSegment(self.files, self.folder / name.file_name, name.first)
             sealed.close()
-            return sealed.index.stop
+            return sealed.stop
+
+    def has_index(self, name: SegmentName) -> bool:
+        """Whether a sealed segment has the index that was written.
+
+        Raises:
+            JournalError: it can't be read, or is damaged.
+        """
+        with self._reading(name):
+            sealed = SealedSegment(self.files, self.folder / name.file_name, name.first)
+            sealed.close()
+            return sealed.has_index
 
     @contextlib.contextmanager
     def opened(self, name: SegmentName) -> Iterator[tuple[int, SegmentHeader, int]]:
