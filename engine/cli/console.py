@@ -223,12 +223,14 @@ def rich_console(stream: TextIO) -> "Console":
     """A rich console that wraps on terminals only: a program that reads us gets whole lines."""
     from rich.console import Console
 
-    class Frank(Console):
+    class RaisingConsole(Console):
         def on_broken_pipe(self) -> None:
             raise  # noqa: PLE0704 - what is being handled: rich would exit with 1, which means "not found" here
 
     width = None if stream.isatty() else 10_000
-    return Frank(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
+    return RaisingConsole(
+        file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty()
+    )
 
 
 def clock(time_ns: int) -> str:
