@@ -16,7 +16,7 @@ from refold.engine.cli.console import (
     verb,
 )
 from refold.engine.cli.failures import BUG, UNREADABLE, USAGE, Complaint, explain
-from refold.engine.cli.interrupts import in_words, once_is_enough, terminable
+from refold.engine.cli.interrupts import in_words, let_finish, once_is_enough, terminable
 from refold.engine.cli.run_notes import (
     nothing_to_do,
     report_recovery,
@@ -154,9 +154,13 @@ def _explained(submission: Submission, journal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """While the engine closes, a second Ctrl-C or SIGTERM ends the process at once. The journal survives that, as it survives a kill."""
+    """While the engine closes, a second Ctrl-C or SIGTERM ends the process at once. The journal survives that, as it survives a kill.
+
+    One that comes only then, after the last answer, has nothing to interrupt: the run ends as if it hadn't come.
+    """
     try:
         yield
+        let_finish(lambda: note("all is done: closing the journal; once more ends it at once"))
     except KeyboardInterrupt as interrupt:
         once_is_enough()
         note(

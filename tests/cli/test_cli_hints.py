@@ -390,6 +390,25 @@ def test_a_prompt_is_in_the_journal_before_its_model_is_loaded(tmp_path: Path, h
     assert done.stdout.count("(4 tokens, length)") == 2
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_answer_has_nothing_to_interrupt(tmp_path: Path, how: signal.Signals) -> None:
+    """The read model, which lags behind, is what the closing engine waits for."""
+    file, path = tmp_path / "prompts.txt", tmp_path / "x.db"
+    file.write_text("".join(f"number {number}\n" for number in range(60)))
+    options = ("--model", "simulated?eos=-1", "--audit", "--json", "--max-tokens", "200", "--journal", str(path))
+    child = process("run", *options, "--file", str(file), env=BARE)
+    assert child.stdout is not None
+    answers = [child.stdout.readline() for _ in range(60)]
+    assert all(answers)
+    time.sleep(0.1)
+    child.send_signal(how)
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == 0, stderr
+    assert refold("verify", path).exit_code == 0
+    (last,) = rows(refold("log", "-n", 1, "--json", path).stdout)
+    assert (last["event"]["type"], last["event"]["reason"]) == ("EngineClosed", "closed")
+
+
 def test_ctrl_c_while_a_process_loads_the_model_ends_it_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NEVER_LOADED)
     path = tmp_path / "x.db"
