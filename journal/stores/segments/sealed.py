@@ -76,9 +76,9 @@ class SealedSegment:
         Raises:
             OSError: it can't be read.
             JournalCorrupt: it's damaged.
-            JournalError: it's packed in a way that this Python can't read.
         """
         self._files, self._path = files, path
+        self._codec: compression.Codec | None = None
         self._fd = files.open(path, READ)
         try:
             self.header = read_header(files, self._fd, path, first)
@@ -87,7 +87,6 @@ class SealedSegment:
             if index is None:
                 index, self._is_cut = _index_of_blocks(files, self._fd, path, self.header)
             self.index = index
-            self._codec = compression.codec(self.index.codec)
         except BaseException:
             close_read(files, self._fd)
             raise
@@ -109,8 +108,12 @@ class SealedSegment:
         Raises:
             OSError: they can't be read.
             JournalCorrupt: they're damaged.
+            JournalError: they're packed in a way that this Python can't read.
         """
-        blocks = self.index.blocks
+        blocks, self._codec = (
+            self.index.blocks,
+            compression.codec(self.index.codec),
+        )  # not before: it takes a millisecond
         begin = max(bisect.bisect_right(blocks, start, key=lambda block: block.position) - 1, 0)
         for number in range(begin, len(blocks)):
             stop = blocks[number + 1].position if number + 1 < len(blocks) else self.index.stop.position
@@ -136,6 +139,7 @@ class SealedSegment:
         close_read(self._files, self._fd)
 
     def _unpack(self, block: Block) -> bytes:
+        assert self._codec is not None, "whoever asks for groups has chosen it"
         packed = self._files.pread(self._fd, block.packed_bytes, block.offset)
         if zlib.crc32(packed) == block.crc:
             try:
