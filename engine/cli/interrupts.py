@@ -4,6 +4,7 @@ Without this it would end the process as a kill does. The journal survives that 
 opens it next is told of an engine that ended without a word.
 """
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +32,8 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is not signal.SIG_DFL:  # else somebody has had enough, and that stays so
+                signal.signal(number, handler)
 
 
 def once_is_enough() -> None:
@@ -48,11 +50,13 @@ def let_finish(tell: Callable[[], None]) -> None:
 
     def answer(_number: int, _frame: object) -> None:
         once_is_enough()
-        tell()
+        with contextlib.suppress(RuntimeError):  # it came while stderr was being written to
+            tell()
 
     if threading.current_thread() is threading.main_thread():
         for number in _BOTH:
-            signal.signal(number, answer)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, answer)
 
 
 def in_words(interrupt: KeyboardInterrupt) -> tuple[str, int]:
