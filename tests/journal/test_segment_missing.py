@@ -126,10 +126,17 @@ def test_a_hole_is_seen_in_the_listing_by_whoever_does_not_read_the_records(jour
         shutil.rmtree(copy)
 
 
-def test_a_first_one_that_is_gone_is_seen_and_the_way_to_adopt_archives_is_named_as_it_is_typed(journal: Path) -> None:
+def test_a_first_one_that_is_gone_may_be_archived_and_the_way_to_adopt_it_is_named_as_it_is_typed(
+    journal: Path,
+) -> None:
     segments(journal)[0].unlink()
+    reader = SegmentReader(journal)
+    check_parts(reader, "main", NUM_RECORDS)
     with pytest.raises(JournalCorrupt, match=r"record 0 .* see `refold archive --adopt FOLDER`"):
-        check_parts(SegmentReader(journal), "main", 1)
+        next(reader.read())
+    store = SegmentStore(journal, files=UnsyncedFiles())
+    assert store.open_replica().position == NUM_RECORDS
+    store.close()
 
 
 def test_a_newest_one_that_is_gone_is_seen_in_the_listing(journal: Path) -> None:

@@ -3,6 +3,9 @@
 A segment's name is its first position, and a sealed one's index says where it ends: so a listing and a few bytes of each show
 whether every segment begins where the one before it ends. Whoever reads all records finds a hole when he comes there; this is
 for whoever begins at a snapshot, and would go on behind a hole without seeing it.
+
+What is missing before the first segment is no hole here: it may be archived, and the list of archives be lost, which is made anew
+(`refold archive --adopt`) in a stream that is open for it. Whoever needs those records is told.
 """
 
 from itertools import pairwise
@@ -52,9 +55,6 @@ def check_gaps(stream: StreamFiles, stop: int) -> list[SegmentName]:
 
 
 def _check(stream: StreamFiles, names: list[SegmentName], stop: int) -> None:
-    border = stream.border()
-    if names and names[0].first > border and border < stop:
-        raise not_there(stream, border, names[0].first)
     for name, following in pairwise(names):
         if name.first >= stop:
             return
