@@ -16,8 +16,9 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from refold.journal.archives import border_of
+from refold.journal.ends import check_parts
 from refold.journal.errors import JournalCorrupt, JournalError
-from refold.journal.naming import place_of_reader
+from refold.journal.naming import naming, place_of_reader
 from refold.journal.record import EMPTY_HEAD, Head, head_after
 from refold.journal.snapshots import Snapshot, SnapshotReader, checksum_of, make_snapshot, open_body
 from refold.journal.store import JournalReader
@@ -74,7 +75,12 @@ def nearest(reader: JournalReader, stream: str, stop: int, told: set[int] | None
 
 
 def search(reader: JournalReader, stream: str, stop: int) -> tuple[Base, list[Unsound]]:
-    """As `nearest`, and what was passed over. A snapshot beyond `stop` is looked at only if it's beyond the journal's end too."""
+    """As `nearest`, and what was passed over. A snapshot beyond `stop` is looked at only if it's beyond the journal's end too.
+
+    Raises:
+        JournalCorrupt: a part of the records that the snapshot spares is missing, and that is seen without reading them.
+        JournalError: the journal can't be read.
+    """
     if not isinstance(reader, SnapshotReader) or not fold_version():
         return beginning(), []
     unsound = list[Unsound]()
@@ -89,10 +95,14 @@ def search(reader: JournalReader, stream: str, stop: int) -> tuple[Base, list[Un
             snapshot = reader.load_snapshot(stream, entry.position)
             if snapshot is None and not any(each.position == entry.position for each in reader.snapshots(stream)):
                 continue  # thinned out meanwhile
-            return restore(reader, stream, _at(entry.position, snapshot)), unsound
+            base = restore(reader, stream, _at(entry.position, snapshot))
         except (ValueError, JournalError) as error:
             is_for_good = isinstance(error, NotOfThisJournal)
             unsound.append(Unsound(entry.position, str(error)[:200], is_for_good))
+            continue
+        with naming(reader):
+            check_parts(reader, stream, base.head.position)
+        return base, unsound
     return beginning(), unsound
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from refold.engine.anchoring import Anchor
 from refold.engine.audit.inline import InlineAudit
+from refold.engine.audit.witness import check_nothing_lost
 from refold.engine.config import EngineArgs
 from refold.engine.core import EngineCore
 from refold.engine.delivery import Delivery
@@ -181,7 +182,7 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
 def _begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None, place: str) -> Life:
     if given_store is not None:
         warn_of_doubt(given_store)
-    store = given_store or _open_store(args.journal)
+    store = given_store or _open_store(args.journal, args.stream)
     audit = InlineAudit(store, args.stream, args.journal if args.audit else None)
     try:
         core, recovery, snapshots, spared, anchor = _start(args, store, prepared, audit, place)
@@ -196,7 +197,8 @@ def _begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | Non
     return Life(args.stream, desk, core, recovery, store, owns, snapshots, spared, is_synced, anchor, audit, loading)
 
 
-def _open_store(url: str) -> JournalStore:
+def _open_store(url: str, stream: str) -> JournalStore:
+    check_nothing_lost(url, stream)
     if doubt := doubt_of_end(url):  # first: a journal that is gone is begun anew, without the marks of the old one
         warn("mark_ignored", journal=place_of(url), reason=doubt)
     ensure(url)

@@ -76,17 +76,17 @@ class Desk:
         params = check_sampling(sampling)
         if params.n > 1:
             raise Rejected(f"n is {params.n}: one completion is all that can be had here; leave it out")
-        command = self._command(
+        (ask,) = self.choices(
             prompt,
             params,
-            request_id,
+            request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
             tenant=tenant,
             resumable=resumable,
+            is_patient=is_patient,
         )
-        ask = self._ask(command, has_seed=params.seed is not None, is_patient=is_patient)
-        return all_or_none([ask], command.request_id)[0]
+        return ask
 
     def choices(
         self,
@@ -97,6 +97,7 @@ class Desk:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        resumable: bool = False,
         is_patient: bool = False,
         journaled: frozenset[str] = frozenset(),
     ) -> list[Ask]:
@@ -115,6 +116,7 @@ class Desk:
             priority=priority,
             cache_salt=cache_salt,
             tenant=tenant,
+            resumable=resumable,
             is_new=not journaled,
         )
         has_seed = params.seed is not None
@@ -139,8 +141,8 @@ class Desk:
         priority: int,
         cache_salt: str,
         tenant: str,
-        resumable: bool = False,
-        is_new: bool = True,
+        resumable: bool,
+        is_new: bool,
     ) -> SubmitRequest:
         config = self.config
         check_id = check_new_id if is_new else check_request_id

@@ -61,6 +61,7 @@ def write_archive(path: Path, stream: str, records: Iterable[Record]) -> Archive
     """Write records, which the caller has verified, to a new file; on disk, under its name, when this returns.
 
     Raises:
+        Rejected: it is to be Parquet, and pyarrow isn't installed.
         JournalError: the file can't be written; there is none then.
     """
     beside = path.with_name(path.name + ".part")

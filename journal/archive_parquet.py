@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.errors import JournalCorrupt, JournalError, Rejected
 from refold.journal.record import Head, Record, head_after
 from refold.journal.stores.columns import RECORD_COLUMNS, record_to_row, row_to_record
 
@@ -22,10 +22,13 @@ def write_rows(path: Path, groups: Iterable[list[Record]]) -> tuple[int, Head]:
     """Write groups of records to a new file; the first position, and the head that they lead to. Not synced.
 
     Raises:
-        JournalError: pyarrow isn't installed.
+        Rejected: pyarrow isn't installed: another form can be had.
         OSError: the file can't be written.
     """
-    arrow, parquet = _pyarrow()
+    try:
+        arrow, parquet = _pyarrow()
+    except JournalError as error:
+        raise Rejected(str(error)) from error
     binary, integer = arrow.binary(), arrow.int64()
     kinds = [integer, integer, arrow.int32(), integer, arrow.string(), arrow.string(), binary, binary]
     schema = arrow.schema(list(zip(RECORD_COLUMNS, kinds, strict=True)))

@@ -89,16 +89,10 @@ def take_out(events: Sequence[Event]) -> tuple[Sequence[Event], list[Column]]:
 
 
 def _take_token_ids(event: Any, columns: list[Column]) -> Event:
+    """As `_taker("token_ids")`, written out: it's done for every step."""
     if event.token_ids:
         columns.append(event.token_ids)
     left: Event = msgspec.structs.replace(event, token_ids=len(event.token_ids))
-    return left
-
-
-def _take_prompt(event: Any, columns: list[Column]) -> Event:
-    if event.prompt_token_ids:
-        columns.append(event.prompt_token_ids)
-    left: Event = msgspec.structs.replace(event, prompt_token_ids=len(event.prompt_token_ids))
     return left
 
 
@@ -126,9 +120,8 @@ def _taker(field: str) -> Callable[[Any, list[Column]], Event]:
 
 _BY_FIELD: dict[str, Callable[[Any, list[Column]], Event]] = {
     "token_ids": _take_token_ids,
-    "prompt_token_ids": _take_prompt,
     "drafts": _take_drafts,
-    **{field: _taker(field) for field in ("digest", "surprisals", "digests", "content_digest")},
+    **{field: _taker(field) for field in ("prompt_token_ids", "digest", "surprisals", "digests", "content_digest")},
 }
 _TAKE = {event_type: _BY_FIELD[field] for event_type, field in TAKEN.items()}
 

@@ -9,13 +9,13 @@ What was erased from the source before it was copied is not in the copy. What is
 The source may be written meanwhile: what was there when the copying began is copied, or, to follow, whatever comes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from refold.journal.ends import check_end
 from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.naming import naming
-from refold.journal.record import EMPTY_HEAD, Head, head_after, in_groups
+from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, in_groups
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotReader, SnapshotStore
 from refold.journal.store import JournalReader
@@ -56,14 +56,29 @@ def copy_stream(
         JournalOwned: a live engine writes the target.
         JournalError: a store failed; the copy can go on later.
     """
-    if not accepts_end:
-        check_end(source, stream)
+    check_source(source, stream, accepts_end=accepts_end)
     goal = source.head(stream)
     start = target.open_replica(stream)
     check_beginning(source, stream, start, goal)
     on_records(start.position)
     copy_on(source, target, stream, start, goal, on_records)
     return Copied(target.head(stream), start.position)
+
+
+def check_source(source: JournalReader, stream: str, *, accepts_end: bool = False) -> None:
+    """See to it that there's something to copy: an end that is vouched for, and a first record. To be asked before a target is made.
+
+    Raises:
+        JournalCorrupt: the first record is damaged, or the end can't be vouched for. With `accepts_end` only if nothing is whole.
+        JournalError: the source can't be read.
+    """
+    try:
+        check_end(source, stream)
+    except JournalCorrupt:
+        if not accepts_end or not source.head(stream).position:
+            raise
+    for _ in verified_part(source, stream, EMPTY_HEAD, 1):
+        pass
 
 
 def copy_on(
@@ -77,11 +92,22 @@ def copy_on(
     """Copy the records from `start`, where the target ends, up to `goal`. Raises as `copy_stream`."""
     head = start
     there = start._replace(engine_epoch=0)
-    records = verified_part(source, stream, there, goal.position, goal)
+    damage: list[JournalCorrupt] = []
+    records = _before_damage(verified_part(source, stream, there, goal.position, goal), damage)
     for batch in in_groups(records, BATCH_RECORDS, BATCH_BYTES):
         head = target.append(stream, batch)
         on_records(len(batch))
+    if damage:
+        raise damage[0]
     return head
+
+
+def _before_damage(records: Iterator[Record], damage: list[JournalCorrupt]) -> Iterator[Record]:
+    """The same records; where one is damaged they end, and it's noted: those before it are to be copied first."""
+    try:
+        yield from records
+    except JournalCorrupt as error:
+        damage.append(error)
 
 
 def check_beginning(source: JournalReader, stream: str, there: Head, goal: Head) -> None:

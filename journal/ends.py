@@ -1,8 +1,21 @@
-"""The end of a stream that can be read, and that nobody vouches for."""
+"""What a reader may know of a stream that no record tells: whether somebody vouches for its end, and whether a part is missing."""
 
 from typing import Protocol, runtime_checkable
 
+from refold.journal.errors import JournalCorrupt
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+
+
+class EndInDoubt(JournalCorrupt):
+    """Nobody can tell whether a stream still ends where it was acknowledged to; kind `unmarked`.
+
+    Attributes:
+        num_known: how many records it had, as far as something beside them proves; 0 if nothing proves more than are there.
+    """
+
+    def __init__(self, message: str, *, position: int, num_known: int = 0) -> None:
+        super().__init__(message, position=position, kind="unmarked")
+        self.num_known = num_known
 
 
 @runtime_checkable
@@ -13,7 +26,7 @@ class EndChecked(Protocol):
         """See whether it can.
 
         Raises:
-            JournalCorrupt: it can't; kind `unmarked`.
+            EndInDoubt: it can't.
         """
         ...
 
@@ -22,7 +35,55 @@ def check_end(reader: JournalReader, stream: str = DEFAULT_STREAM) -> None:
     """See to it that nobody has to doubt whether a stream still ends where it was acknowledged to.
 
     Raises:
-        JournalCorrupt: everybody has to; kind `unmarked`.
+        EndInDoubt: everybody has to.
     """
     if isinstance(reader, EndChecked):
         reader.check_end(stream)
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A reader of streams that are kept in parts, which are looked at for less than their records."""
+
+    def check_parts(self, stream: str, stop: int) -> None:
+        """See to it that of the parts with records before `stop` none is missing.
+
+        Raises:
+            JournalCorrupt: one is; kind `deleted`.
+        """
+        ...
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """A reader of streams whose records are found by an index that holds none of them."""
+
+    def check_indexes(self, stream: str) -> None:
+        """See whether the index is what was written; records are read without it.
+
+        Raises:
+            JournalCorrupt: it isn't; kind `unindexed`.
+        """
+        ...
+
+
+def check_indexes(reader: JournalReader, stream: str) -> None:
+    """See to it that what finds records is whole, where they are read without it too.
+
+    Raises:
+        JournalCorrupt: it isn't, and no record is affected; kind `unindexed`.
+    """
+    if isinstance(reader, Indexed):
+        reader.check_indexes(stream)
+
+
+def check_parts(reader: JournalReader, stream: str, stop: int) -> None:
+    """See to it that no part of a stream before `stop` is missing, as far as that shows without reading it.
+
+    For whoever begins at a snapshot: that spares him the records before it, and so their absence.
+
+    Raises:
+        JournalCorrupt: one is; kind `deleted`.
+    """
+    if isinstance(reader, InParts):
+        reader.check_parts(stream, stop)

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from refold.journal.contents import Attestation
-from refold.journal.ends import check_end
+from refold.journal.ends import check_end, check_indexes
 from refold.journal.errors import JournalCorrupt, bad_record
 from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
@@ -31,6 +31,7 @@ KINDS: dict[str, str] = {
     "truncated": "the stream ends before a head that is known",
     "torn": "the last record is there in part",
     "unmarked": "all that is there is whole, and what told how far the stream was acknowledged is lost",
+    "unindexed": "all records are whole, and an index that only finds them is damaged",
     "erased": "the record has lost its content, and no redaction says so",
     "restored": "the record has a content that a redaction says is gone",
 }
@@ -176,6 +177,7 @@ def _read_verified(reader: JournalReader, stream: str, expect: Head | None, cont
         stored = reader.head(stream)
     if head.position > stored.position or head.engine_epoch > stored.engine_epoch:
         raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
+    check_indexes(reader, stream)
     check_end(reader, stream)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refold import migrations
+from refold.engine.audit.witness import check_nothing_lost
+from refold.journal.ends import check_parts
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
@@ -127,8 +129,10 @@ def catch_up(
         on_record: called after each.
 
     Raises:
+        JournalCorrupt: a stream is gone that the read model knows records of.
         JournalError: the journal can't be read or the read model not written. Damage in the journal is no error: see the checkpoints.
     """
+    check_nothing_lost(place.journal)  # else the read model would be made anew, of nothing
     with derived(place):
         return _caught_up(place, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
 
@@ -157,12 +161,29 @@ def _catch_up_all(
     on_record: Watch | None,
 ) -> list[Checkpoint]:
     streams = streams_of(reader)
+    for stream in streams:
+        _keep_what_is_lost(reader, writer, stream)
     if on_start is not None:
         on_start(sum(_num_behind(reader, writer, stream, rebuilds=rebuilds) for stream in streams))
     for stream in streams:
         for _ in TrailingProjection(reader, writer, stream, rebuilds=rebuilds).catch_up(on_record=on_record):
             pass
     return [found for stream in streams if (found := writer.live(stream)) is not None]
+
+
+def _keep_what_is_lost(reader: JournalReader, writer: AuditWriter, stream: str) -> None:
+    """A read model of records of which a part is missing now isn't made anew: it's what is left of them.
+
+    Raises:
+        JournalCorrupt: it would be.
+    """
+    if (live := writer.live(stream)) is None:
+        return
+    try:
+        check_parts(reader, stream, live.position)
+    except JournalCorrupt as error:
+        what = f"the read model has {live.position} records, and is left as it is: --as-is asks it"
+        raise JournalCorrupt(f"{error}; {what}", position=error.position, kind=error.kind) from error
 
 
 def _num_behind(reader: JournalReader, writer: AuditWriter, stream: str, *, rebuilds: bool) -> int:
@@ -191,6 +212,8 @@ def _follow(place: Place, on_batch: Callable[[Batch], None], pause: Callable[[],
             trailing: dict[str, TrailingProjection] = {}
             while True:
                 for stream in streams_of(reader):
+                    if stream not in trailing:
+                        _keep_what_is_lost(reader, writer, stream)
                     known = trailing.setdefault(stream, TrailingProjection(reader, writer, stream, max_rows=4_000))
                     for batch in known.catch_up():
                         on_batch(batch)

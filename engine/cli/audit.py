@@ -3,7 +3,7 @@
 import sys
 import time
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,11 +20,14 @@ from refold.engine.cli.console import (
     write,
     write_json,
 )
-from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint
+from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, unwritable
 from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import count, safe
 from refold.engine.history.relations import similar
 from refold.projections.audit.catalogue import BY_NAME, VIEWS, View
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EPILOG = """\b
 Examples:
@@ -152,10 +155,19 @@ def export(folder: str, journal: str, views: tuple[str, ...]) -> None:
     from refold.engine.audit.export import PAIRS, export_views
 
     with asking(journal, as_is=False) as asked:
-        for name, num_rows in export_views(asked, folder, views):
-            write(f"{name}.parquet: {count(num_rows, 'row')}")
+        exported = export_views(asked, folder, views)
+        while (done := _next_written(exported, folder)) is not None:
+            write(f"{done[0]}.parquet: {count(done[1], 'row')}")
     if not views:
         note(f"{PAIRS} is step_entries joined with itself: left out; --view {PAIRS} writes it too")
+
+
+def _next_written(exported: "Iterator[tuple[str, int]]", folder: str) -> tuple[str, int] | None:
+    """The next view that is in the folder; stdout, which may fail too, is another matter."""
+    try:
+        return next(exported, None)
+    except OSError as error:
+        raise unwritable(folder, error) from error
 
 
 _FILTERS = {

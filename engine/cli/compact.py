@@ -20,7 +20,7 @@ def command(as_json: bool, journal: str) -> None:
     """Give back what a journal doesn't need: records that are archived, snapshots that are too many, free pages.
 
     Records that aren't archived are never touched. SQLite needs as much free disk as the journal is large; a folder of segments is
-    sealed. A kill at any moment leaves the journal as it was, or compacted.
+    sealed, and an index that was damaged is written anew. A kill at any moment leaves the journal as it was, or compacted.
     """
     from refold.engine.history.archiving import compact_stream, open_for_keeping
     from refold.journal.stores import open_store

@@ -66,11 +66,22 @@ def reading(journal: str, *, tells_doubt: bool = True) -> "Iterator[JournalReade
     except NotFound as error:
         raise _absent(journal, error) from error
     try:
+        _refuse_lost(journal, reader)
         if tells_doubt:
             _tell_doubts(reader)
         yield reader
     finally:
         reader.close()
+
+
+def _refuse_lost(journal: str, reader: "JournalReader") -> None:
+    """A journal whose read model knows records of a stream that has none is not read as a new one."""
+    from refold.journal.stores.location import locate
+
+    if locate(journal).kind == "segments":
+        from refold.engine.audit.witness import check_nothing_lost
+
+        check_nothing_lost(journal, reader=reader)
 
 
 def streams_of(reader: "JournalReader") -> list[str]:
@@ -100,9 +111,9 @@ def _tell_doubts(reader: "JournalReader") -> None:
             note_once(f"refold: {error}")
 
 
-def require_journal(journal: str) -> None:
-    """A journal must be there; raises as `reading`."""
-    with reading(journal):
+def require_journal(journal: str, *, tells_doubt: bool = True) -> None:
+    """A journal must be there; raises as `reading`. Whoever writes to it next is refused for its doubts: they needn't be told twice."""
+    with reading(journal, tells_doubt=tells_doubt):
         pass
 
 
@@ -212,12 +223,14 @@ def rich_console(stream: TextIO) -> "Console":
     """A rich console that wraps on terminals only: a program that reads us gets whole lines."""
     from rich.console import Console
 
-    class Frank(Console):
+    class RaisingConsole(Console):
         def on_broken_pipe(self) -> None:
             raise  # noqa: PLE0704 - what is being handled: rich would exit with 1, which means "not found" here
 
     width = None if stream.isatty() else 10_000
-    return Frank(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty())
+    return RaisingConsole(
+        file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=not stream.isatty()
+    )
 
 
 def clock(time_ns: int) -> str:

@@ -1,15 +1,30 @@
 """`refold copy`: a journal from one store to another."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import json_option, note, reading, remembered, tell_doubt, verb, write, write_json
-from refold.engine.cli.failures import Complaint
+from refold.engine.cli.console import (
+    json_option,
+    named,
+    note,
+    reading,
+    remembered,
+    streams_of,
+    tell_doubt,
+    verb,
+    write,
+    write_json,
+)
+from refold.engine.cli.failures import Complaint, explain
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
-from refold.journal.errors import JournalCorrupt, JournalError, Rejected
+from refold.journal.copying import check_source
+from refold.journal.ends import EndInDoubt, check_end
+from refold.journal.errors import JournalError, Rejected
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
 from refold.journal.store import DEFAULT_STREAM
@@ -55,15 +70,43 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
         names = _streams(reader, stream)
         if follow and len(names) != 1:
             raise Complaint(f"{count(len(names), 'stream')} can't be followed at once", "name one with --stream")
+        check_source(reader, names[0], accepts_end=accept_end)  # before there's a target, which would be empty
         store = _open_target(target)
         try:
-            for name in names:
-                report = _copy(reader, store, name, source, target, accept_end)
-                _say(report, as_json)
+            with _telling_of_empty(store, source, target):
+                for name in names:
+                    report = _copy(reader, store, name, source, target, accept_end)
+                    _say(report, as_json)
             if follow:
                 _follow(reader, store, names[0])
         finally:
             store.close()
+
+
+@contextmanager
+def _telling_of_empty(store: ReplicaStore, source: str, target: str) -> Iterator[None]:
+    """A target that took no record is there all the same, and looks like a journal that nobody has written to: say so.
+
+    It isn't removed, for it may have been there before, and somebody may have opened it since.
+    """
+    from refold.journal.errors import JournalOwned
+
+    try:
+        yield
+    except JournalError as error:
+        if isinstance(error, JournalOwned) or _holds_any(store):
+            raise
+        line, hint, status = explain(error, "refold copy", source)
+        empty = f"{named(target)} has no record yet: the same command goes on; remove it, if you don't want it"
+        raise Complaint(line, f"{hint}; {empty}" if hint else empty, status) from error
+
+
+def _holds_any(store: ReplicaStore) -> bool:
+    """Whether a store has a record; also if it can't tell."""
+    try:
+        return any(store.head(name).position for name in streams_of(store))
+    except JournalError:
+        return True
 
 
 def _copy(
@@ -72,7 +115,7 @@ def _copy(
     from refold.engine.history.verify import format_head
     from refold.journal.copying import copy_newest_snapshot, copy_stream, verify_copy
 
-    goal = reader.head(stream)
+    goal, doubt = reader.head(stream), _doubt(reader, stream)
     started_s = time.perf_counter()
     with bar(f"copying {stream}", goal.position, "records") as progress:
         copied = copy_stream(reader, store, stream, on_records=progress.advance, accepts_end=accept_end)
@@ -87,20 +130,19 @@ def _copy(
         "num_records": copied.head.position,
         "num_copied": copied.head.position - copied.num_found,
         "head": format_head(copied.head),
-        "end_is_vouched": _is_vouched(reader, stream),
+        "end_is_vouched": doubt is None,
+        "num_lost": max(0, doubt.num_known - copied.head.position) if doubt is not None else 0,
         "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
         "seconds": round(time.perf_counter() - started_s, 3),
     }
 
 
-def _is_vouched(reader: "JournalReader", stream: str) -> bool:
-    from refold.journal.ends import check_end
-
+def _doubt(reader: "JournalReader", stream: str) -> EndInDoubt | None:
     try:
         check_end(reader, stream)
-    except JournalCorrupt:
-        return False
-    return True
+    except EndInDoubt as doubt:
+        return doubt
+    return None
 
 
 def _say(report: dict[str, Any], as_json: bool) -> None:
@@ -112,9 +154,18 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     write(f"copied {count(report['num_copied'], 'record')} of stream {safe(report['stream'])}{there}; verified")
     write(f"  head {report['head']}")
     if not report["end_is_vouched"]:
-        write(
-            f"  whether {safe(report['from'])} had acknowledged records from {report['num_records']} on can't be known"
-        )
+        write(f"  {_what_is_lost(safe(report['from']), report['num_records'], report['num_lost'])}")
+
+
+def _what_is_lost(source: str, end: int, num_lost: int) -> str:
+    """What is known of a stream of `end` records behind its end."""
+    if not num_lost:
+        return f"whether {source} had acknowledged records from {end} on can't be known"
+    lost = f"records {end} to {end + num_lost - 1} are" if num_lost > 1 else f"record {end} is"
+    return (
+        f"{lost} lost: a snapshot in {source} was made when {source} had {count(end + num_lost, 'record')}; whether it had "
+        "acknowledged more can't be known"
+    )
 
 
 def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:

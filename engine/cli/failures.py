@@ -131,7 +131,7 @@ def unwritable(path: object, error: OSError) -> Complaint:
     """The complaint about a file of the user's that can't be written: a full disk isn't a wrong name."""
     status = UNWRITABLE if error.errno in _OUTPUT_ERRNOS else USAGE
     hint = "the journal is as it was, or whole" if status == UNWRITABLE else "name another file"
-    return Complaint(f"{path} can't be written: {error.strerror}", hint, status)
+    return Complaint(f"{path} can't be written: {error.strerror or error}", hint, status)
 
 
 def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL") -> str:
@@ -144,6 +144,8 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
         return NO_JOURNAL
     if error.kind == "unmarked":
         return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
+    if error.kind == "unindexed":
+        return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
     if error.position == 0:
         return "" if error.kind in {"truncated", "deleted"} else "nothing in it can be trusted: restore a backup"
     before = typed("log", journal, options=("--until", error.position - 1))

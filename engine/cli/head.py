@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from refold.engine.cli.console import journal_argument, reading, verb, write
+from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 
 EXAMPLES = """Examples:
@@ -29,6 +30,7 @@ def command(out: Path | None, key: Path | None, journal: str) -> None:
     record. The chain is verified on the way.
     """
     from refold.engine.history.heads import encoded, export, write_head
+    from refold.journal.errors import JournalError
     from refold.journal.merkle import Tree
     from refold.journal.store import DEFAULT_STREAM
     from refold.journal.verify import read_verified
@@ -46,5 +48,10 @@ def command(out: Path | None, key: Path | None, journal: str) -> None:
     exported = export(DEFAULT_STREAM, end, time.time_ns(), root=tree.close()[0], key=key)
     if out is None:
         write(encoded(exported).decode())
-    else:
+        return
+    try:
         write_head(out, exported)
+    except JournalError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise unwritable(out, error.__cause__) from error

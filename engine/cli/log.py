@@ -121,6 +121,8 @@ def command(
             raise unknown_request(request_id, names.similar(request_id))
         if not found and is_beyond:
             _tell_end(walk.end)
+        elif not found and step is not None:
+            _tell_steps(step, walk.steps, is_all=since == 0 and end == walk.end)
         if end == walk.end:
             tell_if_cut(journal, end - 1, is_open=walk.is_open)
 
@@ -129,6 +131,16 @@ def _tell_end(end: int) -> None:
     """Who asks for what lies beyond the end is told where that is, lest he believe that nothing has happened."""
     has = f"{count(end, 'record')}, at position{'s 0 to' if end > 1 else ''} {end - 1}" if end else "no record yet"
     note(f"refold: nothing is there: the journal has {has}")
+
+
+def _tell_steps(step: int, steps: tuple[int, int] | None, *, is_all: bool) -> None:
+    """Who asks for a step that there isn't is told which there are; `is_all`: the whole journal was asked for."""
+    if steps is not None and steps[0] <= step <= steps[1]:  # it is there, and nothing else that was asked for is in it
+        return
+    where = "the journal has" if is_all else "the records asked for have"
+    has = "no step" if steps is None else f"step{'s' * (steps[1] > steps[0])} {steps[0]}"
+    has += f" to {steps[1]}" if steps is not None and steps[1] > steps[0] else ""
+    note(f"refold: nothing is there: {where} {has}")
 
 
 def _refuse_backwards(since: int, until: int | None, after: int | None, before: int | None) -> None:

@@ -2,7 +2,7 @@
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, named, reading, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, named, reading, streams_of, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
 from refold.engine.cli.typed import typed
 
@@ -30,12 +30,22 @@ def command(check: bool, as_json: bool, journal: str) -> None:
         outcome = "current"
     else:
         outcome = "upgraded" if migrations.ensure(journal) else "current"
+    _refuse_cut(journal)
     if as_json:
         write_json({"schema": "refold.migrate/1", "outcome": outcome, "revision": migrations.current(journal)})
     elif outcome == "upgraded":
         write(f"{named(journal)} has today's tables now")
     else:
         write(f"{named(journal)} is current")
+
+
+def _refuse_cut(journal: str) -> None:
+    """Tables that are current are no journal that is whole: what is seen to be missing without reading it, is told."""
+    from refold.journal.ends import check_parts
+
+    with reading(journal) as reader:
+        for stream in streams_of(reader):
+            check_parts(reader, stream, reader.head(stream).position)
 
 
 def _refuse_absent(journal: str) -> None:

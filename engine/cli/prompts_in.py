@@ -38,7 +38,7 @@ class Asked(msgspec.Struct):
     `place` says where it stands, for messages; `own` are the sampling parameters that its line says itself, None where it is no line
     of a file; `number` counts the prompts of a run, refused ones included, from 1. `journaled` are
     the names of its completions that the journal has already. `is_repeated`: an earlier prompt of the run has its id and asks for
-    the same, so that both are one request.
+    the same, so that both are one request. `is_rendered`: it was a text, and is the only message of a conversation now.
     """
 
     place: str
@@ -51,6 +51,16 @@ class Asked(msgspec.Struct):
     number: int = 0
     journaled: frozenset[str] = frozenset()
     is_repeated: bool = False
+    is_rendered: bool = False
+
+    def as_chat(self) -> None:
+        """Make a text the only message of a conversation. One that is empty stays so: it is to be rejected."""
+        if isinstance(self.prompt, str) and self.prompt:
+            self.prompt, self.is_rendered = [{"role": "user", "content": self.prompt}], True
+
+    def in_own_words(self, complaint: str) -> str:
+        """A complaint about what the engine got, as one about what was given."""
+        return complaint.replace("content of message 0", "the prompt") if self.is_rendered else complaint
 
     def remedy(self, complaint: str) -> str:
         """What to do about a complaint that names what is wrong; empty if that is an option's matter and no line's."""

@@ -30,7 +30,7 @@ def command(lift: str | None, as_json: bool, journal: str) -> None:
     """
     from refold.engine.quarantine import quarantined_at_rest
 
-    require_journal(journal)
+    require_journal(journal, tells_doubt=lift is None)
     if lift is not None:
         _lift(journal, lift)
         if as_json:

@@ -16,7 +16,7 @@ from refold.engine.cli.console import (
     verb,
 )
 from refold.engine.cli.failures import BUG, UNREADABLE, USAGE, Complaint, explain
-from refold.engine.cli.interrupts import in_words, once_is_enough, terminable
+from refold.engine.cli.interrupts import in_words, let_finish, once_is_enough, terminable
 from refold.engine.cli.run_notes import (
     nothing_to_do,
     report_recovery,
@@ -110,8 +110,8 @@ def command(
     options = {name: value for name, value in engine_options.items() if value is not None}
     engine = Engine(model, journal, **options).find_model()
     as_chat = _has_chat_template(engine) if chat is None else chat
-    for each in read.asked:
-        each.prompt = _as_chat(each.prompt) if as_chat else each.prompt
+    for each in read.asked if as_chat else ():
+        each.as_chat()
     for refused in read.refused:
         printer.reject(*refused)
     submission = Submission([each for each in read.asked if _is_servable(engine, each, printer)], model, journal)
@@ -154,9 +154,13 @@ def _explained(submission: Submission, journal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """While the engine closes, a second Ctrl-C or SIGTERM ends the process at once. The journal survives that, as it survives a kill."""
+    """While the engine closes, a second Ctrl-C or SIGTERM ends the process at once. The journal survives that, as it survives a kill.
+
+    One that comes only then, after the last answer, has nothing to interrupt: the run ends as if it hadn't come.
+    """
     try:
         yield
+        let_finish(lambda: note("all is done: closing the journal; once more ends it at once"))
     except KeyboardInterrupt as interrupt:
         once_is_enough()
         note(
@@ -199,11 +203,6 @@ def _has_chat_template(engine: "Engine") -> bool:
         return False
 
 
-def _as_chat(prompt: Any) -> Any:
-    """A text as the only message of a conversation. One that is empty stays so: it is to be rejected."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else prompt
-
-
 def _is_servable(engine: "Engine", asked: "Asked", printer: "Printer") -> bool:
     """Whether a prompt can be served, as far as that can be known before an engine leaves its traces in the journal.
 
@@ -225,6 +224,7 @@ def _passes(attempt: Callable[[], object], asked: "Asked", printer: "Printer") -
         attempt()
     except Rejected as error:
         line, hint, _ = explain(error, "refold run")
+        line = asked.in_own_words(line)
         printer.reject(asked.place, line, asked.remedy(line) or hint)
         return False
     return True

@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 from refold.engine.history.relations import Names, handles_of, steps_of
 from refold.journal.codec import decode
-from refold.journal.events import ContentRedacted, EngineClosed, Event, QuarantineLifted, RequestSubmitted
+from refold.journal.events import (
+    ContentRedacted,
+    EngineClosed,
+    Event,
+    QuarantineLifted,
+    RequestSubmitted,
+    StepScheduled,
+)
 from refold.journal.record import EMPTY_HEAD, Record, head_after
 from refold.journal.store import JournalReader
 from refold.journal.verify import verified
@@ -43,6 +50,13 @@ class Walk:
         self._at = EMPTY_HEAD
         self._head = reader.head()
         self._last: Record | None = None
+        self._first_step: int | None = None
+        self._last_step: int | None = None
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """The first and the last step that was scheduled in the records asked for, if a step was asked for; None without any."""
+        return None if self._first_step is None or self._last_step is None else (self._first_step, self._last_step)
 
     @property
     def end(self) -> int:
@@ -76,8 +90,16 @@ class Walk:
                         self._names.observe(event)
             if before:
                 continue
+            if self._wanted.step is not None:
+                self._observe_steps(events)
             for index in _choose(events, self._names, self._wanted):
                 yield Line(record, index, events[index])
+
+    def _observe_steps(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, StepScheduled):
+                self._first_step = event.step if self._first_step is None else self._first_step
+                self._last_step = event.step
 
     def _records(self, stop: int) -> Iterator[Record]:
         """The records from where the walk stopped, each after its place in the chain was checked."""

@@ -20,7 +20,7 @@ from refold.journal.stores import sqlite_append, sqlite_engine
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
-from refold.journal.stores.sqlite_file import require_current
+from refold.journal.stores.sqlite_file import ORPHANED_SQL, check_not_orphaned, require_current
 from refold.journal.stores.sqlite_marks import Marks, check_marks, doubt_of, marks_of
 from refold.journal.stores.sqlite_reader import ENDS_SQL, HEAD_SQL, HEADS_SQL, PAGE_SQL
 from refold.journal.stores.sqlite_wal import Wal
@@ -59,6 +59,8 @@ class SqliteDatabase(Database):
     def enter(self, stream: str, *, exclusive: bool) -> None:  # noqa: ARG002 - the lock is the file's
         if exclusive and self._owner is None:
             self._owner = OwnerLock(self._path)
+        ((is_orphaned,),) = self.query(ORPHANED_SQL, ())
+        check_not_orphaned(self._path, is_orphaned)
         marks = marks_of(self._path)
         check_marks(self._path, marks, {key: (at, digest) for key, at, digest in map(tuple, self.query(ENDS_SQL, ()))})
 

@@ -29,7 +29,7 @@ TABLE_VERSION = 5  # the number of the newest migration
 BUSY_TIMEOUT_S = 5.0
 
 _OUR_TABLES = {"journal_streams", "journal_records"}
-_ORPHANED_SQL = "SELECT EXISTS (SELECT 1 FROM journal_records) AND NOT EXISTS (SELECT 1 FROM journal_streams)"
+ORPHANED_SQL = "SELECT EXISTS (SELECT 1 FROM journal_records) AND NOT EXISTS (SELECT 1 FROM journal_streams)"
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another program holds its lock; close that program and try again",
     sqlite3.SQLITE_LOCKED: "another program holds its lock; close that program and try again",
@@ -92,7 +92,16 @@ def check_streams(connection: sqlite3.Connection, path: Path) -> None:
         sqlite3.Error, UnicodeDecodeError: SQLite can't read them.
     """
     _require_ok(connection, path, "PRAGMA integrity_check(journal_streams)")
-    if connection.execute(_ORPHANED_SQL).fetchone()[0]:
+    check_not_orphaned(path, connection.execute(ORPHANED_SQL).fetchone()[0])
+
+
+def check_not_orphaned(path: Path, is_orphaned: object) -> None:
+    """`is_orphaned`: what `ORPHANED_SQL` says. Whoever writes asks it too, or he would begin a stream that is there.
+
+    Raises:
+        JournalCorrupt: there are records, and no stream that they are of.
+    """
+    if is_orphaned:
         raise _damaged(path, "it has records, and its table of streams is empty")
 
 

@@ -216,7 +216,7 @@ def test_postgresql_can_not_be_talked_out_of_reading_only(postgres_audited):
         (("audit", "rebuild", "no.db"), "no journal at", 3),
         (("audit", "steps", "--step", "x"), "step", 2),
         (("sql", "run.db", "SELECT hex(zeroblob(200000000))"), "too big", 2),
-        (("audit", "export", "/proc/x", "run.db"), "cannot write /proc/x", 2),
+        (("audit", "export", "/proc/x", "run.db"), "/proc/x can't be written", 2),
     ],
 )
 def test_a_mistake_is_one_line(arguments, words, status, journal, tmp_path, monkeypatch):

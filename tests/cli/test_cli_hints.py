@@ -390,6 +390,25 @@ def test_a_prompt_is_in_the_journal_before_its_model_is_loaded(tmp_path: Path, h
     assert done.stdout.count("(4 tokens, length)") == 2
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_answer_has_nothing_to_interrupt(tmp_path: Path, how: signal.Signals) -> None:
+    """The read model, which lags behind, is what the closing engine waits for."""
+    file, path = tmp_path / "prompts.txt", tmp_path / "x.db"
+    file.write_text("".join(f"number {number}\n" for number in range(60)))
+    options = ("--model", "simulated?eos=-1", "--audit", "--json", "--max-tokens", "200", "--journal", str(path))
+    child = process("run", *options, "--file", str(file), env=BARE)
+    assert child.stdout is not None
+    answers = [child.stdout.readline() for _ in range(60)]
+    assert all(answers)
+    time.sleep(0.1)
+    child.send_signal(how)
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == 0, stderr
+    assert refold("verify", path).exit_code == 0
+    (last,) = rows(refold("log", "-n", 1, "--json", path).stdout)
+    assert (last["event"]["type"], last["event"]["reason"]) == ("EngineClosed", "closed")
+
+
 def test_ctrl_c_while_a_process_loads_the_model_ends_it_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NEVER_LOADED)
     path = tmp_path / "x.db"
@@ -518,6 +537,17 @@ def test_a_place_beyond_the_end_is_answered_with_the_number_of_records(small: Pa
     assert refold("log", "--since", last["position"], small).stderr == ""
 
 
+def test_a_step_that_there_is_not_is_answered_with_those_that_there_are(small: Path) -> None:
+    steps = [row["event"]["step"] for row in rows(refold("log", "--kind", "StepScheduled", "--json", small).stdout)]
+    done = refold("log", "--step", steps[-1] + 9, small)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"refold: nothing is there: the journal has steps {steps[0]} to {steps[-1]}\n"
+    in_part = refold("log", "--step", steps[-1], "--until", 0, small)
+    assert in_part.stderr == "refold: nothing is there: the records asked for have no step\n"
+    for asked in (("--step", steps[-1]), ("--step", steps[-1], "--kind", "WorkerLost")):
+        assert refold("log", *asked, small).stderr == ""
+
+
 @pytest.mark.parametrize(("option", "by_time"), [("--since", "--after"), ("--until", "--before")])
 @pytest.mark.parametrize("value", ["abc", "-1", "1.5", "2026-09-21"])
 def test_what_is_no_position_is_told_how_to_say_it(small: Path, option: str, by_time: str, value: str) -> None:
@@ -551,16 +581,43 @@ def test_an_option_that_no_line_can_be_served_with_is_no_lines_fault(tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="Linux has a device that is always full")
-@pytest.mark.parametrize("verb", ["report", "trace"])
-def test_a_full_disk_is_no_wrong_name(tmp_path, verb):
+@pytest.mark.parametrize(("verb", "option"), [("report", "-o"), ("trace", "-o"), ("head", "--out")])
+def test_a_full_disk_is_no_wrong_name(tmp_path, verb, option):
     journal = tmp_path / "x.db"
     assert refold("run", "--model", "simulated", "--max-tokens", "2", "--journal", journal, "hi").exit_code == 0
-    full = refold(verb, journal, "-o", "/dev/full")
+    full = refold(verb, journal, option, "/dev/full")
     assert (full.exit_code, full.stderr.splitlines()[0]) == (
         74,
         "refold: /dev/full can't be written: No space left on device",
     )
-    assert refold(verb, journal, "-o", tmp_path / "none" / "x").exit_code == 2
+    assert refold(verb, journal, option, tmp_path / "none" / "x").exit_code == 2
+
+
+def test_a_package_that_is_not_installed_is_the_same_fault_in_every_verb_that_would_write_with_it(
+    tmp_path, monkeypatch
+):
+    journal = tmp_path / "x.db"
+    assert refold("run", "--model", "simulated", "--max-tokens", "2", "--journal", journal, "hi").exit_code == 0
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for verb in (
+        ("audit", "export", tmp_path / "lake"),
+        ("archive", "--until", "2", "--to", tmp_path / "old", "--format", "parquet"),
+    ):
+        told = refold(*verb, journal)
+        assert told.exit_code == 2, told.stderr
+        assert "pip install 'refold[analytics]'" in told.stderr
+    assert refold("verify", journal).exit_code == 0
+
+
+def test_an_export_to_a_full_disk_is_no_wrong_name(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    journal = tmp_path / "x.db"
+    assert refold("run", "--model", "simulated", "--max-tokens", "2", "--journal", journal, "hi").exit_code == 0
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "requests.parquet.part").symlink_to("/dev/full")
+    told = refold("audit", "export", tmp_path / "lake", "--view", "requests", journal)
+    assert told.exit_code == 74, told.stderr
 
 
 def test_bisect_refuses_a_range_with_nothing_in_it(tmp_path):

@@ -195,6 +195,40 @@ def test_copy_refuses_a_target_that_an_engine_owns(journal: Path, tmp_path: Path
     engine.close()
 
 
+def changed(journal: Path, position: int) -> None:
+    with sqlite3.connect(journal) as connection:
+        connection.execute("UPDATE journal_records SET body = replace(body, '1', '7') WHERE position = ?", (position,))
+
+
+@pytest.mark.parametrize("target", ["copy.db", "copy/"])
+def test_a_copy_of_what_has_no_sound_record_leaves_no_target_behind(journal: Path, tmp_path: Path, target: str) -> None:
+    changed(journal, 0)
+    there = sorted(path.name for path in tmp_path.iterdir())
+    done = refold("copy", journal, f"{tmp_path}/{target}")
+    assert done.exit_code == 3
+    assert_one_line_and_a_hint(done.stderr)
+    assert sorted(path.name for path in tmp_path.iterdir()) == there
+
+
+def test_what_is_before_damage_is_copied_to_the_last_record(journal: Path, tmp_path: Path) -> None:
+    changed(journal, 5)
+    done = refold("copy", journal, tmp_path / "copy.db")
+    assert done.exit_code == 3
+    assert_one_line_and_a_hint(done.stderr)
+    assert open_reader(str(tmp_path / "copy.db")).head().position == 5
+
+
+def test_a_target_that_could_take_no_record_is_said_to_be_there_and_empty(journal: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    target.mkdir()
+    (target / "SEGMENTS").write_bytes(b"refold segments 1\n")
+    (target / "main").write_bytes(b"in the way")
+    done = refold("copy", journal, target)
+    assert done.exit_code == 3
+    assert_one_line_and_a_hint(done.stderr)
+    assert f"{target} has no record yet: the same command goes on; remove it" in done.stderr
+
+
 def test_copy_follows_what_an_engine_appends(tmp_path: Path) -> None:
     source, target = str(tmp_path / "live.db"), str(tmp_path / "copy.db")
     assert refold("migrate", source).exit_code == 0

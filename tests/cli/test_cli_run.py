@@ -84,6 +84,14 @@ def test_json_lines_say_more_than_text(journal):
     assert bytes(submitted["run1-2"]["prompt_token_ids"]).decode().count("s") >= 1
 
 
+def test_what_is_wrong_with_a_text_is_said_of_the_prompt_and_of_a_message_only_where_one_was_given(journal):
+    lines = 'a\0b\n{"prompt": "a\\u0000b"}\n{"messages": [{"role": "user", "content": "a\\u0000b"}]}\n'
+    for option in ("--chat", "--no-chat"):
+        told = run(journal, option, "-", stdin=lines).stderr.splitlines()[::2]
+        whose = [line.partition(": ")[2].partition(": ")[2].partition(" has ")[0] for line in told]
+        assert whose == ["the prompt", "the prompt", "content of message 0"]
+
+
 def test_the_chat_template_can_be_left_out(journal):
     run(journal, "--max-tokens", 1, "--no-chat", "hi")
     run(journal, "--max-tokens", 1, "--chat", "hi")

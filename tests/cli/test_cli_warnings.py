@@ -8,6 +8,8 @@ import pytest
 
 from refold import Engine
 from refold.journal.stores import open_store
+from refold.journal.stores.segments.snapshot_files import pack_snapshot, snapshot_name
+from refold.journal.testing_extras import snapshot_at
 from tests.cli.command import finished, refold
 
 RUN = ("run", "--model", "simulated", "--max-tokens", "2")
@@ -119,12 +121,14 @@ class TestALostMarkOfSegments:
             ("head",),
             ("compact",),
             ("archive", "--until", "2", "--to", "elsewhere"),
+            ("redact",),
             (*RUN, "more", "--journal"),
         ],
         ids=lambda verb: verb[0],
     )
     def test_a_verb_that_would_vouch_for_the_end_refuses(self, journal: Path, verb: tuple[str, ...]) -> None:
-        told = refold(*verb, journal)
+        names = (journal, "run1-1") if verb == ("redact",) else (journal,)
+        told = refold(*verb, *names)
         assert told.exit_code == 3
         complaint, hint = told.stderr.splitlines()
         assert f"{journal}/main/mark is gone: " in complaint
@@ -146,6 +150,21 @@ class TestALostMarkOfSegments:
         assert json.loads(refold("copy", "--json", new, tmp_path / "third.db").stdout)["end_is_vouched"] is True
         assert refold("verify", new).exit_code == 0
         assert refold(*RUN, "--journal", new, "more").exit_code == 0
+
+    def test_a_copy_says_how_many_records_are_lost_where_a_snapshot_proves_it(
+        self, journal: Path, tmp_path: Path
+    ) -> None:
+        num_records = json.loads(refold("stat", "--json", journal).stdout)["num_records"]
+        snapshot = snapshot_at(num_records + 3)
+        (journal / "main" / snapshot_name(snapshot.position)).write_bytes(pack_snapshot(snapshot))
+        copied = refold("copy", "--accept-end", journal, tmp_path / "new.db")
+        assert copied.exit_code == 0, copied.stderr
+        assert copied.stdout.splitlines()[-1] == (
+            f"  records {num_records} to {num_records + 2} are lost: a snapshot in {journal} was made when {journal} had "
+            f"{num_records + 3} records; whether it had acknowledged more can't be known"
+        )
+        report = json.loads(refold("copy", "--accept-end", "--json", journal, tmp_path / "new.db").stdout)
+        assert (report["end_is_vouched"], report["num_lost"]) == (False, 3)
 
     def test_a_hint_names_the_journal_also_where_a_verb_has_two_of_them(self, journal: Path) -> None:
         told = refold("redact", journal, "run1-1")

@@ -183,9 +183,9 @@ def test_damage_of_the_source_stops_the_copy_before_it(urls, monkeypatch):
     with pytest.raises(JournalCorrupt) as caught:
         copy_stream(source, target, "main")
     assert caught.value.position == 13
-    assert list(target.read()) == records[:12]
+    assert list(target.read()) == records[:13]
     source._journal.records["main"][13] = records[13]
-    assert copy_stream(source, target, "main").num_found == 12
+    assert copy_stream(source, target, "main").num_found == 13
     target.close()
 
 

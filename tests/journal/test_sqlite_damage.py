@@ -14,6 +14,7 @@ from refold import migrations
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import Head
 from refold.journal.stores import doubt_of_end, open_reader, open_store
+from refold.journal.stores.sql import SqlStore
 from refold.journal.stores.sqlite_engine import PAGE_BYTES
 from refold.journal.stores.sqlite_file import look_at
 from refold.journal.stores.sqlite_marks import Marks, doubt_of, mark_file
@@ -62,6 +63,19 @@ def test_an_emptied_table_of_streams_is_damage_while_records_or_a_mark_are_there
         return
     with pytest.raises(JournalCorrupt, match=r"up to 5 were acknowledged|its table of streams is empty"):
         open_reader(str(path))
+
+
+@pytest.mark.parametrize("opening", [SqlStore.open_stream, SqlStore.open_replica])
+def test_nobody_begins_a_stream_anew_over_records_whose_table_of_streams_was_emptied(path: Path, opening) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM journal_streams")
+    mark_file(path).unlink()
+    store = SqlStore(f"sqlite:///{path}")
+    with pytest.raises(JournalCorrupt, match="its table of streams is empty"):
+        opening(store)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM journal_streams").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(

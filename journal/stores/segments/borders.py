@@ -6,16 +6,12 @@ The one that the border cuts through is written anew from there on, and is the a
 """
 
 import itertools
-import shlex
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from refold.journal.archives import Archive
-from refold.journal.errors import JournalError
 from refold.journal.record import Head
+from refold.journal.stores.segments.archive_list import pack_archives
 from refold.journal.stores.segments.erasing import opened_closed, write_segment
 from refold.journal.stores.segments.files import FileLayer, damaged, write_file
 from refold.journal.stores.segments.folder import ARCHIVES_NAME, DRAFT_SUFFIX, SegmentName
@@ -28,32 +24,6 @@ from refold.journal.stores.segments.frames import (
     unpack_records,
 )
 from refold.journal.stores.segments.sealed import Groups
-
-_DECODER = msgspec.json.Decoder(list[Archive])
-
-
-def pack_archives(archives: list[Archive]) -> bytes:
-    """The content of the file: the CRC-32 of what follows, in hex, a newline, and JSON."""
-    data = msgspec.json.encode(archives)
-    return b"%08x\n" % zlib.crc32(data) + data
-
-
-def unpack_archives(data: bytes, path: Path) -> list[Archive]:
-    """The archives that a file lists; an empty one lists none.
-
-    Raises:
-        JournalError: it's damaged.
-    """
-    if not data:
-        return []
-    crc, _, listed = data.partition(b"\n")
-    if crc != b"%08x" % zlib.crc32(listed):
-        raise JournalError(
-            f"{path} was changed: it lists where older records are archived, and holds none itself; restore it from a backup, or "
-            f"remove it and make it anew: `refold archive --adopt FOLDER {shlex.quote(str(path.parent.parent))}`, if they are "
-            "in FOLDER"
-        )
-    return _DECODER.decode(listed)
 
 
 def save_archives(files: FileLayer, folder: Path, archives: list[Archive]) -> None:

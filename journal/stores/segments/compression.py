@@ -7,21 +7,48 @@ was packed with; the core install reads and writes zlib's.
 import importlib
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from refold.journal.errors import JournalError
 
 ZLIB, ZSTD = 1, 2
 _ZLIB_LEVEL = 3
+_ZLIB_MAGIC = b"\x78"
+MAGIC_BYTES = 4
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL = 3
 
 
+class Unpacking(Protocol):
+    """A block of unknown length on its way to being unpacked. Both libraries have such an object."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the block's end was met."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was given beyond it."""
+        ...
+
+    def decompress(self, data: bytes, /) -> bytes:
+        """Go on with the next bytes. Raises the library's own errors on damage."""
+        ...
+
+
 class Codec(NamedTuple):
-    """How blocks are packed. `unpack` takes the block and its unpacked length, and raises `BadBlock` on damage."""
+    """How blocks are packed. `unpack` takes the block and its unpacked length, and raises `BadBlock` on damage.
+
+    `unpacking` begins a block of unknown length, which may raise `errors`; `magic` are the first bytes of any block.
+    """
 
     number: int
     pack: Callable[[bytes], bytes]
     unpack: Callable[[bytes, int], bytes]
+    unpacking: Callable[[], Unpacking]
+    errors: tuple[type[Exception], ...]
+    magic: bytes
 
 
 class BadBlock(ValueError):
@@ -51,6 +78,13 @@ def codec(number: int) -> Codec:
     return found
 
 
+def codec_of(block: bytes) -> Codec | None:
+    """The codec of a block, by its first bytes; None if no block begins so. Raises as `codec`."""
+    if block.startswith(_ZLIB_MAGIC):
+        return codec(ZLIB)
+    return codec(ZSTD) if block.startswith(_ZSTD_MAGIC) else None
+
+
 def _zlib() -> Codec:
     def unpack(data: bytes, size: int) -> bytes:
         try:
@@ -58,7 +92,9 @@ def _zlib() -> Codec:
         except zlib.error as error:
             raise BadBlock(str(error)) from error
 
-    return Codec(ZLIB, lambda data: zlib.compress(data, _ZLIB_LEVEL), unpack)
+    return Codec(
+        ZLIB, lambda data: zlib.compress(data, _ZLIB_LEVEL), unpack, zlib.decompressobj, (zlib.error,), _ZLIB_MAGIC
+    )
 
 
 def _zstd() -> Codec | None:
@@ -77,7 +113,10 @@ def _zstd_of_python() -> Codec | None:
         except (zstd.ZstdError, EOFError) as error:
             raise BadBlock(str(error)) from error
 
-    return Codec(ZSTD, lambda data: bytes(zstd.compress(data, _ZSTD_LEVEL)), unpack)
+    errors = (zstd.ZstdError, EOFError)
+    return Codec(
+        ZSTD, lambda data: bytes(zstd.compress(data, _ZSTD_LEVEL)), unpack, zstd.ZstdDecompressor, errors, _ZSTD_MAGIC
+    )
 
 
 def _zstd_of_package() -> Codec | None:
@@ -93,4 +132,4 @@ def _zstd_of_package() -> Codec | None:
         except zstd.ZstdError as error:
             raise BadBlock(str(error)) from error
 
-    return Codec(ZSTD, compressor.compress, unpack)
+    return Codec(ZSTD, compressor.compress, unpack, decompressor.decompressobj, (zstd.ZstdError,), _ZSTD_MAGIC)

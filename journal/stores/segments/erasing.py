@@ -26,7 +26,8 @@ from refold.journal.stores.segments.frames import (
 from refold.journal.stores.segments.scan import FileBytes, Place, walk
 from refold.journal.stores.segments.sealed import Groups, SealedSegment, Sealing, read_header
 from refold.journal.stores.segments.snapshot_files import snapshot_position
-from refold.journal.stores.segments.view import End, StreamView
+from refold.journal.stores.segments.stream_files import End
+from refold.journal.stores.segments.view import StreamView
 
 _NEW_NAME = re.compile(r"(\d{20})\.sealed\.at-(\d{20})-([0-9a-f]{16})")
 

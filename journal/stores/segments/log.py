@@ -10,17 +10,19 @@ from pathlib import Path
 from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.record import EMPTY_HEAD, Head, Record
 from refold.journal.stores.patience import Patience
-from refold.journal.stores.segments import borders, erasing
+from refold.journal.stores.segments import borders, erasing, mending
 from refold.journal.stores.segments.files import READ, UPDATE, FileLayer, explain, write_all, write_file
 from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import pack_group, pack_segment_header
+from refold.journal.stores.segments.gaps import check_gaps
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, new_mark_file, write_mark
 from refold.journal.stores.segments.recovery import settle
 from refold.journal.stores.segments.scan import FileBytes, Place, walk
 from refold.journal.stores.segments.sealed import Sealing, read_header
+from refold.journal.stores.segments.stream_files import End
 from refold.journal.stores.segments.tail import Tail
 from refold.journal.stores.segments.unmarked import lost_end
-from refold.journal.stores.segments.view import End, StreamView
+from refold.journal.stores.segments.view import StreamView
 
 _PATIENCE_S = 5.0
 _MIN_LAID_OUT_BYTES = 1 << 16
@@ -165,6 +167,11 @@ class StreamLog:
         self._stop_sealing()
         return bool(self.closed)
 
+    def mend_indexes(self) -> None:
+        """Write sealed segments anew whose index is damaged. Raises OSError and JournalCorrupt."""
+        self._stop_sealing()
+        mending.mend_indexes(self._files, StreamView(self._files, self._root, self.stream))
+
     def write_anew(self, by: Record, contents: Mapping[int, bytes | None]) -> None:
         """Prepare an erasure that the record `by` will decide about."""
         self._stop_sealing()
@@ -237,6 +244,7 @@ class StreamLog:
             mark = _mark_of(view)
             assert mark is not None, "a stream that has begun has a mark"
             end = settle(self._files, view, mark)
+            check_gaps(view, end.segment)
             erasing.finish(self._files, view, end)
             self._mark, self.segment, self.end, self.head = mark, end.segment, end.tail.end, end.head
             names = view.segments()

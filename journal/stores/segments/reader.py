@@ -1,6 +1,7 @@
 """The reading half of the port over a folder of segments, live or not. Takes no lock and writes nothing."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from refold.journal.record import EMPTY_HEAD, Head, Record
 from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.segments import folder
-from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain
+from refold.journal.stores.segments.files import OS_FILES, FileLayer, damaged, explain
+from refold.journal.stores.segments.gaps import check_gaps
 from refold.journal.stores.segments.marks import MarkLost
+from refold.journal.stores.segments.mending import check_indexes
 from refold.journal.stores.segments.snapshot_files import (
     FIXED_BYTES,
     body_bytes,
@@ -35,6 +38,7 @@ class SegmentReader:
         """
         folder.require(path, files)
         self._path, self._files, self._closed = path, files, False
+        self._no_gaps: dict[str, tuple[int, list[folder.SegmentName]]] = {}
 
     @property
     def place(self) -> str:
@@ -90,6 +94,29 @@ class SegmentReader:
         except MarkLost as lost:
             raise lost_end(view, lost) from lost
 
+    def check_parts(self, stream: str, stop: int) -> None:
+        """See to it that of the segments with records before `stop` none is missing. A listing that was looked at isn't again.
+
+        Raises:
+            JournalCorrupt: one is; kind `deleted`.
+        """
+        view = self._view(stream)
+        known, names = self._no_gaps.get(stream, (0, [])), view.segments()
+        if stop > known[0] or names != known[1]:
+            self._no_gaps[stream] = (stop, check_gaps(view, stop))
+            if (end := view.end()) is not None and not view.has(end.segment):
+                lost = view.lost(end)
+                if stop > lost.position:
+                    raise lost
+
+    def check_indexes(self, stream: str) -> None:
+        """See to it that every sealed segment has its index.
+
+        Raises:
+            JournalCorrupt: one hasn't; kind `unindexed`.
+        """
+        check_indexes(self._view(stream), f"refold compact {shlex.quote(str(self._path))}")
+
     def close(self) -> None:
         """Nothing stays open between calls; a closed reader refuses them all the same."""
         self._closed = True
@@ -123,10 +150,18 @@ def _stream_in(files: FileLayer, path: Path, name: str) -> str | None:
         if view.mark() is None:
             return None
     segments = view.segments()
-    if not segments:
-        return None
+    if not segments:  # all are gone: whoever reads the stream is told
+        return _named_by_folder(view, name)
     with view.opened(segments[-1]) as (_fd, header, _size):
         return header.stream
+
+
+def _named_by_folder(view: StreamView, name: str) -> str:
+    if view.folder == folder.stream_folder(view.root, name):
+        return name
+    raise damaged(
+        view.folder, view.border(), "deleted", "and all after it are not there: of the segments none is there"
+    )
 
 
 def _told_by(view: StreamView, snapshot: str, size: int | None = None) -> bytes:

@@ -7,8 +7,9 @@ from refold.journal.stores.segments.folder import SegmentName, leftovers
 from refold.journal.stores.segments.frames import GROUP_HEADER_BYTES, is_whole, unpack_group
 from refold.journal.stores.segments.marks import Mark
 from refold.journal.stores.segments.scan import FileBytes
+from refold.journal.stores.segments.stream_files import End
 from refold.journal.stores.segments.tail import Tail, head_behind
-from refold.journal.stores.segments.view import End, StreamView
+from refold.journal.stores.segments.view import StreamView
 
 _PIECE_BYTES = 1 << 20
 

@@ -27,6 +27,7 @@ from refold.journal.stores.segments.frames import (
 )
 from refold.journal.stores.segments.scan import HeldBytes, Place, walk
 from refold.journal.stores.segments.tail import head_behind
+from refold.journal.stores.segments.unindexed import Blocks
 
 BLOCK_BYTES = 1 << 19
 _END_MAGIC = b"\xf5END"
@@ -60,27 +61,46 @@ class Index(NamedTuple):
 
 
 class SealedSegment:
-    """An open sealed segment."""
+    """An open sealed segment.
 
-    __slots__ = ("_codec", "_fd", "_files", "_path", "header", "index")
+    Attributes:
+        index: as it was written, or, where it's damaged, as the blocks make it again.
+        has_index: whether it was written so.
+    """
+
+    __slots__ = ("_codec", "_fd", "_files", "_is_cut", "_path", "has_index", "header", "index")
 
     def __init__(self, files: FileLayer, path: Path, first: int) -> None:
-        """Open it and check header and index.
+        """Open it and check header and index. With a damaged index, all of it is unpacked.
 
         Raises:
             OSError: it can't be read.
             JournalCorrupt: it's damaged.
-            JournalError: it's packed in a way that this Python can't read.
         """
         self._files, self._path = files, path
+        self._codec: compression.Codec | None = None
         self._fd = files.open(path, READ)
         try:
             self.header = read_header(files, self._fd, path, first)
-            self.index = _read_index(files, self._fd, path, self.header)
-            self._codec = compression.codec(self.index.codec)
+            index, self._is_cut = _read_index(files, self._fd, self.header), False
+            self.has_index = index is not None
+            if index is None:
+                index, self._is_cut = _index_of_blocks(files, self._fd, path, self.header)
+            self.index = index
         except BaseException:
             close_read(files, self._fd)
             raise
+
+    @property
+    def stop(self) -> Head:
+        """The head behind the last record.
+
+        Raises:
+            JournalCorrupt: index and a block are damaged, so nobody knows it.
+        """
+        if self._is_cut:
+            raise self._cut()
+        return self.index.stop
 
     def groups(self, start: int) -> Iterator[tuple[Group, bytes]]:
         """The groups from the one that holds position `start` on.
@@ -88,8 +108,12 @@ class SealedSegment:
         Raises:
             OSError: they can't be read.
             JournalCorrupt: they're damaged.
+            JournalError: they're packed in a way that this Python can't read.
         """
-        blocks = self.index.blocks
+        blocks, self._codec = (
+            self.index.blocks,
+            compression.codec(self.index.codec),
+        )  # not before: it takes a millisecond
         begin = max(bisect.bisect_right(blocks, start, key=lambda block: block.position) - 1, 0)
         for number in range(begin, len(blocks)):
             stop = blocks[number + 1].position if number + 1 < len(blocks) else self.index.stop.position
@@ -99,12 +123,23 @@ class SealedSegment:
                 position = group.stop
             if position != stop and stop > start:
                 raise damaged(self._path, position, "deleted", f"is not there; the next is {stop}")
+        if self._is_cut:
+            raise self._cut()
+
+    def _cut(self) -> JournalCorrupt:
+        return damaged(
+            self._path,
+            self.index.stop.position,
+            "edited",
+            "or one of the next is in a damaged block, and the index of the segment is damaged too",
+        )
 
     def close(self) -> None:
         """Close the file."""
         close_read(self._files, self._fd)
 
     def _unpack(self, block: Block) -> bytes:
+        assert self._codec is not None, "whoever asks for groups has chosen it"
         packed = self._files.pread(self._fd, block.packed_bytes, block.offset)
         if zlib.crc32(packed) == block.crc:
             try:
@@ -132,13 +167,21 @@ def read_header(files: FileLayer, fd: int, path: Path, first: int) -> SegmentHea
     return header
 
 
-def _read_index(files: FileLayer, fd: int, path: Path, header: SegmentHeader) -> Index:
+def _read_index(files: FileLayer, fd: int, header: SegmentHeader) -> Index | None:
     size = files.size(fd)
     last = files.pread(fd, _END_BYTES, max(size - _END_BYTES, 0))
-    index = _unpack_index(files, fd, size, last, header)
-    if index is None:
+    return _unpack_index(files, fd, size, last, header)
+
+
+def _index_of_blocks(files: FileLayer, fd: int, path: Path, header: SegmentHeader) -> tuple[Index, bool]:
+    """The index as the blocks make it again, and whether there are more of them behind a damaged one."""
+    found = Blocks(files, fd, path, header)
+    blocks = [Block(b.position, b.offset, len(b.packed), len(b.unpacked), zlib.crc32(b.packed)) for b in found]
+    left_over = files.size(fd) - found.end
+    is_cut = left_over > len(blocks) * _BLOCK.size + _STOP.size + _END_BYTES
+    if not blocks:
         raise damaged(path, header.head.position, "edited", "and those after it are in a segment with a damaged index")
-    return index
+    return Index(blocks, found.stop, found.codec), is_cut
 
 
 def _unpack_index(files: FileLayer, fd: int, size: int, last: bytes, header: SegmentHeader) -> Index | None:

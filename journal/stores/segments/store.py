@@ -164,7 +164,7 @@ class SegmentStore(SegmentReader):
                         log.sync_mark()
 
     def compact(self, stream: str = DEFAULT_STREAM) -> None:
-        """Close the segment that is written and seal all of them.
+        """Close the segment that is written and seal all of them; write those anew whose index is damaged.
 
         Raises:
             JournalError: the stream isn't open here, the storage failed, or a segment is damaged.
@@ -175,6 +175,7 @@ class SegmentStore(SegmentReader):
                 log.rotate()
                 while log.seal_some():
                     pass
+                log.mend_indexes()
                 log.sync_mark()
             except OSError as error:
                 self._forget(stream)

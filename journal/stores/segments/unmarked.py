@@ -16,6 +16,7 @@ import contextlib
 import shlex
 from typing import NamedTuple
 
+from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD
 from refold.journal.stores.segments.files import damaged
@@ -23,8 +24,8 @@ from refold.journal.stores.segments.folder import SegmentName
 from refold.journal.stores.segments.marks import MARK_NAME, MarkLost
 from refold.journal.stores.segments.scan import FileBytes
 from refold.journal.stores.segments.snapshot_files import snapshot_position, unpack_snapshot
+from refold.journal.stores.segments.stream_files import End, StreamFiles
 from refold.journal.stores.segments.tail import Tail, check_torn, whole_groups
-from refold.journal.stores.segments.view import End, StreamView
 
 
 class Whole(NamedTuple):
@@ -34,7 +35,7 @@ class Whole(NamedTuple):
     behind: str
 
 
-def whole_of(view: StreamView) -> Whole:
+def whole_of(view: StreamFiles) -> Whole:
     """The end of what is whole.
 
     Raises:
@@ -59,7 +60,7 @@ def whole_of(view: StreamView) -> Whole:
     return whole
 
 
-def is_unborn(view: StreamView) -> bool:
+def is_unborn(view: StreamFiles) -> bool:
     """Whether a stream has no mark because its beginning was interrupted: there's at most a first segment without groups."""
     if any(snapshot_position(name) is not None for name in view.names()):
         return False
@@ -70,7 +71,7 @@ def is_unborn(view: StreamView) -> bool:
         return size == header.size
 
 
-def lost_end(view: StreamView, lost: MarkLost) -> JournalCorrupt:
+def lost_end(view: StreamFiles, lost: MarkLost) -> EndInDoubt:
     """The error of a stream without a mark: what is there, what can't be known, and the way out.
 
     Raises:
@@ -78,22 +79,24 @@ def lost_end(view: StreamView, lost: MarkLost) -> JournalCorrupt:
     """
     end, behind = whole_of(view)
     head, journal = end.head, shlex.quote(str(view.folder.parent))
-    unknown = (
-        "whether later records were acknowledged and are gone can't be known; restore a backup, or take it as it is"
+    known = _known_by_snapshots(view, head.position)
+    proved = (
+        f"records {head.position} to {known - 1} were there when a snapshot was made, and are gone" if known else ""
     )
+    unknown = f"whether {'even ' * bool(known)}later records were acknowledged and are gone can't be known; restore a backup, or take it as it is"
     there = f"the stream is whole up to record {head.position - 1}, head {head.position}:{head.hash.hex()}"
     told = [
         f"{view.folder / MARK_NAME} {lost}: it said how far stream {view.stream!r} was acknowledged",
         there if head.position else "no whole record is left of it",
-        *filter(None, (behind, _told_by_snapshots(view, head.position))),
+        *filter(None, (behind, proved)),
         f"{unknown}: `refold copy --accept-end {journal} NEW` makes a new journal of what is whole",
     ]
-    error = JournalCorrupt("; ".join(told), position=head.position, kind="unmarked")
+    error = EndInDoubt("; ".join(told), position=head.position, num_known=known)
     error.place = str(view.folder.parent)
     return error
 
 
-def _segment(view: StreamView, name: SegmentName, before: End) -> Whole:
+def _segment(view: StreamFiles, name: SegmentName, before: End) -> Whole:
     """As far as one segment is whole; `before` is where the one before it ends."""
     start = view.first_end(name, before)
     if name.sealed:
@@ -113,8 +116,8 @@ def _segment(view: StreamView, name: SegmentName, before: End) -> Whole:
         return Whole(End(name.first, tail), behind)
 
 
-def _told_by_snapshots(view: StreamView, position: int) -> str:
-    """What a sound snapshot of more records than there are proves; empty if there's none."""
+def _known_by_snapshots(view: StreamFiles, position: int) -> int:
+    """How many records a sound snapshot of more than there are proves; 0 if there's none."""
     known = 0
     for name in view.names():
         at = snapshot_position(name)
@@ -122,4 +125,4 @@ def _told_by_snapshots(view: StreamView, position: int) -> str:
             with contextlib.suppress(UnicodeDecodeError):
                 snapshot = unpack_snapshot(view.file(name))
                 known = at if snapshot is not None and snapshot.position == at else known
-    return f"records {position} to {known - 1} were there when a snapshot was made, and are gone" if known else ""
+    return known

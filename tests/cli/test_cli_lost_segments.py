@@ -1,0 +1,144 @@
+"""Segments that are gone, and whole streams: every verb says that records are lost, and what it hints at works."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from refold.engine.engine import Engine
+from refold.journal.errors import JournalCorrupt
+from tests.cli.command import assert_one_line_and_a_hint, refold, rows
+
+VERBS = {
+    "verify": (),
+    "stat": (),
+    "show": (),
+    "log": (),
+    "head": (),
+    "compact": (),
+    "migrate": (),
+    "audit requests": (),
+    "audit rebuild": (),
+    "audit follow": (),
+    "run": ("--model", "simulated", "hello", "--journal"),
+}
+PROMPTS = ["one", "two", "three"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three lives, a segment each, a snapshot in each, and a read model."""
+    root = tmp_path_factory.mktemp("lost") / "J"
+    for prompt in PROMPTS:
+        with Engine("simulated", f"segments:///{root}", snapshot_every_records=8).open() as engine:
+            engine.run([prompt])
+        if prompt != PROMPTS[-1]:
+            assert refold("compact", root).exit_code == 0
+    assert refold("audit", "requests", root).exit_code == 0
+    return root
+
+
+@pytest.fixture
+def journal(original: Path, tmp_path: Path) -> Path:
+    shutil.copy(f"{original}.audit.db", tmp_path / "J.audit.db")
+    return shutil.copytree(original, tmp_path / "J")
+
+
+def segments(journal: Path) -> list[Path]:
+    return sorted(path for path in (journal / "main").iterdir() if path.suffix in {".seg", ".sealed"})
+
+
+def ask(verb: str, journal: Path):
+    return refold(*verb.split(), *VERBS[verb], journal)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_segments_that_are_all_gone_are_told_by_every_verb(journal: Path, verb: str) -> None:
+    for path in segments(journal):
+        path.unlink()
+    result = ask(verb, journal)
+    assert result.exit_code == 3, result.stdout
+    assert re.search(r"record 0 in .* and those up to \d+ are lost", result.stderr)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_stream_that_is_gone_is_no_new_one_as_long_as_a_read_model_knows_it(journal: Path, verb: str) -> None:
+    num_records = rows(refold("stat", "--json", journal).stdout)[0]["num_records"]
+    shutil.rmtree(journal / "main")
+    result = ask(verb, journal)
+    assert result.exit_code == 3, result.stdout
+    assert f"its read model {journal}.audit.db was made of {num_records}" in result.stderr
+    assert not (journal / "main").exists()
+    kept = rows(refold("sql", "--as-is", "--json", journal, "SELECT count(*) AS num FROM requests").stdout)
+    assert kept == [{"num": len(PROMPTS)}], "what the read model knows is still there"
+
+
+def test_a_journal_that_is_gone_as_a_whole_is_not_begun_anew_either(journal: Path) -> None:
+    shutil.rmtree(journal)
+    with pytest.raises(JournalCorrupt, match="are lost"):
+        Engine("simulated", f"segments:///{journal}").open()
+    assert not journal.exists()
+    result = refold("audit", "requests", f"{journal}/")
+    assert result.exit_code == 3
+    command = re.search(r"`mv (.*) ELSEWHERE`", result.stderr)
+    assert command is not None
+    Path(*shlex.split(command[1])).rename(journal.with_name("elsewhere"))
+    assert refold("run", "--model", "simulated", "hello", "--journal", f"{journal}/").exit_code == 0
+
+
+def test_a_read_model_that_is_damaged_or_behind_keeps_nobody_from_a_journal(journal: Path) -> None:
+    model = journal.with_name("J.audit.db")
+    model.write_bytes(b"no database")
+    assert refold("log", journal).exit_code == 0
+    shutil.rmtree(journal / "main")
+    assert refold("run", "--model", "simulated", "hello", "--journal", journal).exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["verify", "stat", "show", "log", "compact", "migrate", "audit follow", "run"])
+@pytest.mark.parametrize("which", [1, -1], ids=["in the middle", "the newest"])
+def test_a_segment_that_is_gone_is_told_with_a_hint_that_works(journal: Path, verb: str, which: int) -> None:
+    gone = segments(journal)[which]
+    gone.unlink()
+    result = ask(verb, journal)
+    assert result.exit_code == 3, result.stdout
+    lines = result.stderr.splitlines()
+    assert any(f"record {int(gone.stem)} in " in line for line in lines), lines
+    if verb == "audit follow":
+        return
+    command = re.search(r"`(refold log --until .*?)`", lines[-1])
+    assert command is not None, lines
+    hinted = refold(*shlex.split(command[1])[1:], "--json")
+    assert hinted.exit_code == 0, hinted.stderr
+    assert rows(hinted.stdout)[-1]["position"] == int(gone.stem) - 1
+
+
+@pytest.mark.parametrize("which", [1, -1], ids=["in the middle", "the newest"])
+def test_a_read_model_keeps_what_it_knows_of_records_that_are_lost_and_one_that_is_made_then_knows_those_before(
+    journal: Path, which: int
+) -> None:
+    num_before = segments(journal).index(segments(journal)[which])
+    segments(journal)[which].unlink()
+    asked = ("sql", "--json", journal, "SELECT count(*) AS num FROM requests")
+    result = refold(*asked)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "--as-is asks it" in result.stderr
+    assert rows(refold(*asked, "--as-is").stdout) == [{"num": 3}]
+    journal.with_name("J.audit.db").unlink()
+    result = refold(*asked)
+    assert result.exit_code == 3
+    assert rows(result.stdout)[0]["num"] == num_before
+
+
+def test_the_state_before_a_hole_is_shown_and_none_behind_it(journal: Path) -> None:
+    gone = segments(journal)[1]
+    first = int(gone.stem)
+    gone.unlink()
+    assert refold("show", "--at", first - 1, journal).exit_code == 0
+    result = refold("show", "--at", first + 20, journal)
+    assert result.exit_code == 3
+    assert_one_line_and_a_hint(result.stderr)
+    whole = refold("show", "--json", journal)
+    assert rows(whole.stdout)[0]["position"] == first - 1
+    assert whole.exit_code == 3
