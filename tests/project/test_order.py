@@ -42,7 +42,7 @@ def test_the_others_keep_their_order() -> None:
     assert short == suite()
 
 
-@pytest.mark.parametrize("name", LONGEST)
+@pytest.mark.parametrize("name", LONGEST, ids=range(len(LONGEST)))  # the names themselves would be found in those ids
 def test_a_name_on_the_list_is_that_of_a_test(name: str) -> None:
     file, _, function = name.partition("::")
     found = [path for path in TESTS.rglob("test_*.py") if path.as_posix().endswith(f"/{file}")]
