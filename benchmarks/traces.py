@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -48,8 +49,6 @@ VOCABULARY = 32_000
 STEP_S, TOKEN_S = 0.015, 10e-6
 ENOUGH_BLOCKS = 400_000
 
-TOKENS = random.Random(1).choices(range(VOCABULARY), k=1 << 20)
-
 
 class Arrival(NamedTuple):
     """One request of a trace. `num_seen_tokens` of its prompt start an earlier prompt: an endless cache would hit them."""
@@ -61,12 +60,19 @@ class Arrival(NamedTuple):
     num_seen_tokens: int = 0
 
 
+@cache
+def circle_of_tokens() -> list[int]:
+    """What all prompts are cut from. Made when the first is asked for: who only collects the tests waits for none."""
+    return random.Random(1).choices(range(VOCABULARY), k=1 << 20)
+
+
 def some_tokens(seed: int, count: int) -> list[int]:
     """`count` tokens that only this seed gives."""
-    start = random.Random(seed).randrange(len(TOKENS))
-    tokens = TOKENS[start : start + count]
+    circle = circle_of_tokens()
+    start = random.Random(seed).randrange(len(circle))
+    tokens = circle[start : start + count]
     while len(tokens) < count:
-        tokens += TOKENS[: count - len(tokens)]
+        tokens += circle[: count - len(tokens)]
     return tokens
 
 

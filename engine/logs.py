@@ -10,6 +10,9 @@ carry no local variables: those hold prompts.
 A library must not take over its host's logging. `configure_logging` is for our own programs and does nothing where structlog
 is configured already; `get_logger` uses the host's configuration if there is one, and otherwise a private pipeline
 that speaks from `warning` up and leaves structlog's global state alone.
+
+structlog brings rich with it, and takes a fifth of the time in which an engine starts. It's imported for the first line that is
+written; most engines write none.
 """
 
 import logging
@@ -18,10 +21,10 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger, Processor
 
 DEFAULT_LEVEL = "warning"
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -64,12 +67,15 @@ def configure_logging(
     Raises:
         ValueError: there is no such level.
     """
-    arguments = _pipeline(json, level, around_line)
-    if not structlog.is_configured():
-        structlog.configure(**arguments)
+    global _asked
+    asked = _Pipeline(not _on_terminal() if json is None else json, _checked(level), around_line)
+    if not _is_imported():
+        _asked = asked
+    elif not (structlog := _structlog()).is_configured():
+        structlog.configure(**asked.arguments())
 
 
-def get_logger(**bound: object) -> FilteringBoundLogger:
+def get_logger(**bound: object) -> "FilteringBoundLogger":
     """A logger of refold's with `bound` on each of its lines. Which pipeline it uses is decided at every line."""
     return cast("FilteringBoundLogger", BorrowedLogger(bound))
 
@@ -83,32 +89,76 @@ class BorrowedLogger:
         self._bound = bound
 
     def __getattr__(self, name: str) -> Any:
+        if not _is_imported() and name in _below(_asked.level if _asked else DEFAULT_LEVEL):
+            return _unsaid
+        structlog = _structlog()
         logger = structlog.get_logger("refold") if structlog.is_configured() else _private_logger()
         return getattr(logger.bind(logger="refold", **self._bound), name)
 
 
+class _Pipeline(NamedTuple):
+    """How lines are written."""
+
+    as_json: bool
+    level: str
+    around_line: AroundLine = nullcontext
+
+    def arguments(self) -> dict[str, Any]:
+        """For structlog."""
+        make_logger: Callable[..., StderrLogger] = lambda *_names: StderrLogger(self.around_line)  # noqa: E731 - the factory's signature
+        number = logging.getLevelNamesMapping()[self.level.upper()]
+        return {
+            "processors": _common() + (_json_end() if self.as_json else _text_end()),
+            "wrapper_class": _structlog().make_filtering_bound_logger(number),
+            "context_class": dict,
+            "logger_factory": make_logger,
+            "cache_logger_on_first_use": False,
+        }
+
+
+_asked: _Pipeline | None = None
+"""What `configure_logging` was told before anybody had imported structlog."""
+
+
+def _is_imported() -> bool:
+    """Whether structlog is there. If it isn't, nobody has configured it."""
+    return "structlog" in sys.modules
+
+
+def _structlog() -> Any:
+    """structlog, configured if that was asked for."""
+    global _asked
+    import structlog  # noqa: PLC0415 - see the module's text
+
+    asked, _asked = _asked, None
+    if asked and not structlog.is_configured():
+        structlog.configure(**asked.arguments())
+    return structlog
+
+
+def _below(level: str) -> tuple[str, ...]:
+    return LEVELS[: LEVELS.index(level)]
+
+
+def _unsaid(*_: object, **__: object) -> None:
+    """A line below the level."""
+
+
 @cache
 def _private_logger() -> Any:
-    arguments = _pipeline(None, DEFAULT_LEVEL)
+    arguments = _Pipeline(not _on_terminal(), DEFAULT_LEVEL).arguments()
     arguments.pop("logger_factory")
-    return structlog.wrap_logger(StderrLogger(), **arguments)
+    return _structlog().wrap_logger(StderrLogger(), **arguments)
 
 
-def _pipeline(json: bool | None, level: str, around_line: AroundLine = nullcontext) -> dict[str, Any]:
+def _checked(level: str) -> str:
     if level not in LEVELS:
         raise ValueError(f"no log level {level!r}: choose one of {', '.join(LEVELS)}")
-    as_json = not _on_terminal() if json is None else json
-    make_logger: Callable[..., StderrLogger] = lambda *_names: StderrLogger(around_line)  # noqa: E731 - the factory's signature
-    return {
-        "processors": _common() + (_json_end() if as_json else _text_end()),
-        "wrapper_class": structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        "context_class": dict,
-        "logger_factory": make_logger,
-        "cache_logger_on_first_use": False,
-    }
+    return level
 
 
-def _common() -> list[Processor]:
+def _common() -> "list[Processor]":
+    structlog = _structlog()
     return [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -116,12 +166,14 @@ def _common() -> list[Processor]:
     ]
 
 
-def _json_end() -> list[Processor]:
+def _json_end() -> "list[Processor]":
+    structlog = _structlog()
     frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     return [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer()]
 
 
-def _text_end() -> list[Processor]:
+def _text_end() -> "list[Processor]":
+    structlog = _structlog()
     colors = _on_terminal() and "NO_COLOR" not in os.environ
     return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
 

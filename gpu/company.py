@@ -88,19 +88,32 @@ def find_dependence(run: Callable[[list[Entry]], torch.Tensor], vocab_size: int,
     def entry(piece: Piece, num_logits: int) -> Entry:
         return Entry(tokens[piece.request][piece.start : piece.stop], piece.start, tables[piece.request], num_logits)
 
-    alone = {n: run([entry(Piece(n, 0, length), length)]).clone() for n, length in enumerate(lengths) if length}
-    for step in STEPS:
-        cut = [piece._replace(stop=min(piece.stop, lengths[piece.request])) for piece in step]
-        cut = [piece for piece in cut if piece.start < piece.stop]
-        if not cut:
-            continue
+    steps = [cut for step in STEPS if (cut := _within(step, lengths))]
+    firsts = [_first_row(number, steps) for number in range(len(lengths))]
+    alone = {
+        n: run([entry(Piece(n, 0, length), length - firsts[n])]).clone() for n, length in enumerate(lengths) if length
+    }
+    for cut in steps:
         counts = [min(LAST_ROWS, piece.stop - piece.start) for piece in cut]
         rows = run([entry(piece, count) for piece, count in zip(cut, counts, strict=True)])
         for piece, count, found in zip(cut, counts, torch.split(rows, counts), strict=True):
-            fault = _fault(piece, alone[piece.request][piece.stop - count : piece.stop], found)
+            stop = piece.stop - firsts[piece.request]
+            fault = _fault(piece, alone[piece.request][stop - count : stop], found)
             if fault is not None:
                 return fault
     return None
+
+
+def _within(step: tuple[Piece, ...], lengths: list[int]) -> list[Piece]:
+    """The pieces of a step as far as there is room for their requests."""
+    cut = [piece._replace(stop=min(piece.stop, lengths[piece.request])) for piece in step]
+    return [piece for piece in cut if piece.start < piece.stop]
+
+
+def _first_row(request: int, steps: list[list[Piece]]) -> int:
+    """The first of a request's rows that anything is compared with: logits of those before it are nobody's, and dear."""
+    of_request = [piece for step in steps for piece in step if piece.request == request]
+    return min((max(piece.start, piece.stop - LAST_ROWS) for piece in of_request), default=0)
 
 
 def _fault(piece: Piece, alone: torch.Tensor, found: torch.Tensor) -> Fault | None:

@@ -117,8 +117,9 @@ def load_weights(description: ModelDescription) -> dict[str, "torch.Tensor"]:
         raise Rejected(f"model {description.name!r} needs torch: pip install 'refold[gpu]'") from error
     spec, source = description.spec, description.source
     if isinstance(source, GgufFile):
+        room = torch.empty(weights_gguf.count_values(source)).numpy()
         found: Iterator[tuple[str, torch.Tensor]] = (
-            (name, torch.from_numpy(values)) for name, values in weights_gguf.read_arrays(source, spec)
+            (name, torch.from_numpy(values)) for name, values in weights_gguf.read_arrays(source, spec, room)
         )
     else:
         found = weights_folder.read_tensors(source)

@@ -28,7 +28,7 @@ _LAYER = {
     "ffn_down": "down",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
-_LONG_ROW_VALUES = 16_384
+_PIECE_VALUES = 131_072
 
 
 class Quantisation(NamedTuple):
@@ -161,36 +161,49 @@ def _size_bytes(entry: TensorEntry, kind: Quantisation) -> int:
     return prod(entry.shape) // kind.block_values * kind.block_bytes
 
 
-def read_arrays(file: GgufFile, spec: ModelSpec) -> Iterator[tuple[str, Any]]:
-    """Yield (inner name, float32 numpy array of shape (out, in)) one tensor at a time; also `rope_factors` if present."""
+def count_values(file: GgufFile) -> int:
+    """How many numbers `read_arrays` reads."""
+    return sum(prod(entry.shape) for tensor, entry in file.tensors.items() if _array_name(tensor))
+
+
+def read_arrays(file: GgufFile, spec: ModelSpec, room: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (inner name, float32 numpy array of shape (out, in)) one tensor at a time; also `rope_factors` if present.
+
+    They lie in `room`, a float32 array of `count_values` numbers, one behind the other.
+    """
     import numpy as np  # noqa: PLC0415 - describing a model needs none of this
 
     known = quantisations(str(file.path))
-    dequantise: Callable[[Any, Any], Any] = import_module("gguf.quants").dequantize
-    kinds = import_module("gguf.constants").GGMLQuantizationType
     data = np.asarray(np.memmap(file.path, dtype=np.uint8, mode="r"))  # a plain array: each slice of a memmap costs
+    start = 0
     for tensor, entry in file.tensors.items():
-        name = "rope_factors" if tensor == _ROPE_FACTORS else inner_name(tensor)
+        name = _array_name(tensor)
         if name is None:
             continue
-        kind = known[entry.quantisation]
-        raw = data[entry.offset : entry.offset + _size_bytes(entry, kind)]
+        kind, stop = known[entry.quantisation], start + prod(entry.shape)
+        values, start = room[start:stop], stop
         try:
-            values = dequantise(_in_long_rows(raw, entry.shape), kinds(entry.quantisation))
+            _dequantise(data[entry.offset : entry.offset + _size_bytes(entry, kind)], entry.quantisation, kind, values)
         except NotImplementedError as error:
             raise Rejected(
                 f"{file.path}: {kind.name} tensors can't be dequantised; use Q4, Q8 or F16 weights"
             ) from error
-        values = _unpermuted(name, values.reshape(entry.shape), spec)
-        yield name, values if values.flags.writeable else values.copy()
+        yield name, _unpermuted(name, values.reshape(entry.shape), spec)
 
 
-def _in_long_rows(raw: Any, shape: tuple[int, ...]) -> Any:
-    """The same bytes in fewer rows: gguf takes 16 rows at a time, and of short ones it takes three times as long."""
-    num_rows = prod(shape[:-1])
-    while num_rows % 2 == 0 and prod(shape) // num_rows < _LONG_ROW_VALUES:
-        num_rows //= 2
-    return raw.reshape(num_rows, -1)
+def _array_name(tensor: str) -> str | None:
+    return "rope_factors" if tensor == _ROPE_FACTORS else inner_name(tensor)
+
+
+def _dequantise(raw: Any, number: int, kind: Quantisation, values: Any) -> None:
+    """Numbers from bytes, piece by piece: what gguf needs for one on the way stays in the processor's cache."""
+    dequantise: Callable[[Any, Any], Any] = import_module("gguf.quants").dequantize
+    gguf_kind = import_module("gguf.constants").GGMLQuantizationType(number)
+    blocks = max(1, _PIECE_VALUES // kind.block_values)
+    for first in range(0, len(raw) // kind.block_bytes, blocks):
+        piece = raw[first * kind.block_bytes : (first + blocks) * kind.block_bytes]
+        start = first * kind.block_values
+        values[start : start + blocks * kind.block_values] = dequantise(piece, gguf_kind)
 
 
 def _unpermuted(name: str, values: Any, spec: ModelSpec) -> Any:
@@ -199,4 +212,5 @@ def _unpermuted(name: str, values: Any, spec: ModelSpec) -> Any:
         return values
     heads = spec.num_heads if role == "query" else spec.num_kv_heads
     pairs = values.reshape(heads, spec.head_dim // 2, 2, values.shape[-1])
-    return pairs.swapaxes(1, 2).reshape(values.shape)
+    values[:] = pairs.swapaxes(1, 2).reshape(values.shape)
+    return values

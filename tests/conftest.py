@@ -7,6 +7,7 @@ import tempfile
 
 import pytest
 
+from tests.kit.longest_first import longest_first, number_of_workers
 from tests.kit.memory import memory_folder
 
 # A shell that runs the tests in its background has them ignore Ctrl-C, and the processes that they start inherit that.
@@ -22,6 +23,11 @@ if "TMPDIR" not in os.environ and (memory := memory_folder()):
 # Hundreds of tests start a process, and each would compile all of refold again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
+
+
+def pytest_collection_modifyitems(items):
+    if (count := number_of_workers()) > 1:
+        items[:] = longest_first(items, count)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@
 #define REFOLD_AVX512 1
 constexpr int LANES = 16;
 #elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define REFOLD_AVX2 1
 constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
@@ -29,7 +31,7 @@ static inline Floats splat(float value) { return value - Floats{}; }
 
 #if defined(REFOLD_AVX512)
 constexpr Ints LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(REFOLD_AVX2)
 constexpr Ints LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7};
 #else
 constexpr Ints LANE_NUMBERS = {0, 1, 2, 3};
@@ -73,10 +75,13 @@ static inline void narrow(BFloat16* to, float value) {
     to->bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// a * b + c in one rounding where the machine can; which it is, is fixed when this is compiled.
+// a * b + c in one rounding where the machine can. Said by name: of two products in one sum, a compiler that chooses which to
+// fuse with the addition chooses one here and the other there, and the same row has other bits in other company.
 static inline Floats fused(Floats a, Floats b, Floats c) {
 #ifdef REFOLD_AVX512
     return reinterpret_cast<Floats>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(REFOLD_AVX2)
+    return reinterpret_cast<Floats>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
 #else
     return a * b + c;
 #endif

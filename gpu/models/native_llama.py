@@ -87,22 +87,25 @@ class NativeLlama:
         self._handle = self._functions.refold_create(shape, _KINDS.index(dtype), *places)
         _check_memory(self._handle)
         weakref.finalize(self, self._functions.refold_free, self._handle)
+        widest = max(2 * spec.mlp_width, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
+        room = torch.empty(widest, spec.width)  # one for all layers: a new one for each is handed out page by page
         for index in range(spec.num_layers):
-            self._pack_layer(weights, index)
+            self._pack_layer(weights, index, room)
         self._pack(0, _FINAL_NORM, weights["final_norm"])
         self._pack(0, _LM_HEAD, weights.get("lm_head", weights["embedding"]))
         self.threads = int(self._functions.refold_threads(self._handle))
 
-    def _pack_layer(self, weights: dict[str, torch.Tensor], index: int) -> None:
+    def _pack_layer(self, weights: dict[str, torch.Tensor], index: int, room: torch.Tensor) -> None:
         def fused(*names: str) -> torch.Tensor:
-            return torch.cat([weights[f"{index}.{name}"] for name in names])
+            parts = [weights[f"{index}.{name}"] for name in names]
+            return torch.cat(parts, out=room[: sum(map(len, parts))])
 
         self._pack(index, _ATTENTION_NORM, weights[f"{index}.attention_norm"])
         self._pack(index, _QUERY_KEY_VALUE, fused("query", "key", "value"))
-        self._pack(index, _OUTPUT, fused("output"))
+        self._pack(index, _OUTPUT, weights[f"{index}.output"])
         self._pack(index, _MLP_NORM, weights[f"{index}.mlp_norm"])
         self._pack(index, _GATE_UP, fused("gate", "up"))
-        self._pack(index, _DOWN, fused("down"))
+        self._pack(index, _DOWN, weights[f"{index}.down"])
 
     def _pack(self, layer: int, kind: int, weight: torch.Tensor) -> None:
         assert weight.dtype == torch.float32, f"weight of {weight.dtype}"

@@ -94,7 +94,8 @@ def owner_of(journal: Path) -> int | None:
 
 
 def _lock_path(journal: Path) -> Path:
-    real = Path(os.path.realpath(journal))
+    # Links among its folders are followed by whoever opens the lock. One in the file's place leads to another folder.
+    real = Path(os.path.realpath(journal)) if journal.is_symlink() else journal
     return real / _FOLDER_LOCK if real.is_dir() else real.with_name(real.name + ".lock")
 
 

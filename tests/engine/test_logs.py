@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,29 @@ def test_an_unknown_level_is_named() -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         run('configure_logging(level="loud")')
     assert "no log level 'loud': choose one of debug, info, warning, error, critical" in caught.value.stderr
+
+
+QUIET = """
+import sys
+from refold import Engine, SamplingParams
+from refold.engine.logs import configure_logging, get_logger
+configure_logging(json=True, level={level!r})
+with Engine("simulated", {journal!r}) as engine:
+    engine.run(["hello"], SamplingParams(max_tokens=3))
+get_logger(request="a1").info("opened", position=3)
+print(sorted({{"structlog", "rich"}} & set(sys.modules)))
+"""
+
+
+def test_an_engine_that_has_nothing_to_say_imports_nothing_to_say_it_with(tmp_path: Path) -> None:
+    code = QUIET.format(level="warning", journal=str(tmp_path / "journal.db"))
+    done = subprocess.run([sys.executable, "-c", code], text=True, check=True, capture_output=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_the_first_line_is_written_as_was_asked_for_before_anything_was_imported(tmp_path: Path) -> None:
+    code = QUIET.format(level="info", journal=str(tmp_path / "journal.db"))
+    done = subprocess.run([sys.executable, "-c", code], text=True, check=True, capture_output=True)
+    line = json.loads(done.stderr.splitlines()[-1])
+    assert (line["event"], line["request"], line["level"]) == ("opened", "a1", "info")
+    assert "structlog" in done.stdout

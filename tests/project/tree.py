@@ -3,7 +3,7 @@
 import ast
 import subprocess
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,12 @@ class Source(NamedTuple):
     @property
     def tree(self) -> ast.Module:
         """The parsed file."""
-        return ast.parse(self.text, self.path)
+        return _parsed(self.text, self.path)
+
+
+@lru_cache(maxsize=1)  # one rule after the other asks for the same file's
+def _parsed(text: str, path: str) -> ast.Module:
+    return ast.parse(text, path)
 
 
 def tracked(*patterns: str) -> list[str]:

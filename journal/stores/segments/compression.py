@@ -7,6 +7,7 @@ was packed with; the core install reads and writes zlib's.
 import importlib
 import zlib
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple, Protocol
 
 from refold.journal.errors import JournalError
@@ -101,6 +102,7 @@ def _zstd() -> Codec | None:
     return _zstd_of_python() or _zstd_of_package()
 
 
+@cache  # to look for a module that isn't there takes longer than to read a segment; these functions any thread may call
 def _zstd_of_python() -> Codec | None:
     try:
         zstd = importlib.import_module("compression.zstd")
