@@ -9,8 +9,8 @@ import pytest
 from tests.cli.command import BARE, finished
 from tests.history.journals import eventful_lives, write_journal
 
-MARGIN = 3
-"""Budgets are for an idle laptop; a busy CI machine gets this much more."""
+TWIN = [sys.executable, "-c", "import click"]
+"""What no command can be faster than: it takes its turn beside ours, so that a busy machine is as busy for both."""
 
 GUARD = """
 import sys
@@ -73,16 +73,18 @@ def test_the_guard_of_these_tests_would_notice(journal):
     assert guarded("log", journal, forbidden={"sqlite3"}).returncode != 0
 
 
-@pytest.mark.parametrize(("arguments", "budget_s"), [(("--help",), 0.150), (("log",), 0.400)])
-def test_the_command_starts_fast(journal, arguments, budget_s):
-    took = []
-    while len(took) < 6 and min(took, default=9.0) >= budget_s * MARGIN:
-        started = time.perf_counter()
+@pytest.mark.parametrize(("arguments", "most_twins"), [(("--help",), 2.5), (("log",), 4.0)])
+def test_the_command_starts_fast(journal, arguments, most_twins):
+    ratios = []
+    while len(ratios) < 10 and min(ratios, default=most_twins) >= most_twins:
+        began = time.perf_counter()
+        subprocess.run(TWIN, check=True, env=BARE)
+        between = time.perf_counter()
         status, stdout, _ = finished(*arguments, *([journal] if arguments == ("log",) else []))
-        took.append(time.perf_counter() - started)
+        ratios.append((time.perf_counter() - between) / (between - began))
         assert status == 0
         assert stdout
-    assert min(took) < budget_s * MARGIN, took
+    assert min(ratios) < most_twins, ratios
 
 
 def test_help_lists_every_verb_and_loads_none():
