@@ -305,15 +305,18 @@ def test_run_keeps_the_read_model_if_asked_to(tmp_path):
 
 
 def test_an_engine_that_runs_is_asked_while_it_runs(tmp_path):
+    """It runs for as long as its stdin is open: until it was seen at three moments, however long that takes."""
     code = (
+        "import select, sys\n"
         "from refold import Engine, SamplingParams\n"
         f"with Engine('simulated?vocab=1000&eos=-1&step_ms=5', {path_url(tmp_path)!r}) as engine:\n"
-        "    engine.run([[1, 2, 3]] * 4, SamplingParams(max_tokens=300, seed=1))\n"
+        "    while not select.select([sys.stdin], [], [], 0)[0]:\n"
+        "        engine.run([[1, 2, 3]] * 4, SamplingParams(max_tokens=100, seed=1))\n"
     )
     import subprocess
     import sys
 
-    child = subprocess.Popen([sys.executable, "-c", code])
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
         seen, deadline = set(), time.monotonic() + 60
         while len(seen) < 3 and time.monotonic() < deadline:
@@ -321,6 +324,8 @@ def test_an_engine_that_runs_is_asked_while_it_runs(tmp_path):
             if status == 0:
                 seen.add(stdout)
         assert len(seen) >= 3
+        assert child.stdin is not None
+        child.stdin.close()
         assert child.wait(60) == 0
     finally:
         child.kill()
