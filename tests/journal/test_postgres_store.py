@@ -19,7 +19,7 @@ from refold.journal.errors import (
     NotFound,
     SchemaTooNew,
 )
-from refold.journal.record import EMPTY_HEAD
+from refold.journal.record import EMPTY_HEAD, NO_CONTENT_HASH, Record, chain_hash, head_after
 from refold.journal.stores import engine_owner, open_reader, open_store
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing import make_records
@@ -263,6 +263,33 @@ class TestOtherTransactions:
         admin.execute("UPDATE journal_streams SET head_hash = %s", [b"x" * 32])
         with pytest.raises(JournalCorrupt):
             SqlStore(postgres_url).open_stream()
+
+
+class TestNumbers:
+    """A lone record goes to the server in its binary formats, several go as the driver's arrays: both are the same rows."""
+
+    def test_records_come_back_as_they_went_in_alone_and_in_company(self, store):
+        head = store.open_stream()
+        written = []
+        for count in (1, 3, 1):
+            written += make_records(head, count, cause="é" * 3000)
+            head = store.append("main", written[-count:])
+        assert list(store.read("main")) == written
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_one_that_the_database_can_not_hold_is_refused_at_once_and_nothing_is_in(self, postgres_url, count):
+        store = SqlStore(postgres_url)
+        head = before = store.open_replica("main")
+        records = []
+        for _ in range(count):
+            fields = (head.position, 1, 1 << 31, 7, b"[]")
+            digest = chain_hash(head.hash, *fields, NO_CONTENT_HASH)
+            records.append(Record(*fields, b"", NO_CONTENT_HASH, digest))
+            head = head_after(records[-1])
+        with pytest.raises(JournalError, match="cannot write record"):
+            store.append("main", records)
+        assert store.head().position == before.position
+        store.close()
 
 
 class TestPlacesThatAreNoJournals:
