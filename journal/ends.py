@@ -1,20 +1,22 @@
 """What a reader may know of a stream that no record tells: whether somebody vouches for its end, and whether a part is missing."""
 
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from refold.journal.errors import JournalCorrupt
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
 
 class EndInDoubt(JournalCorrupt):
-    """Nobody can tell whether a stream still ends where it was acknowledged to; kind `unmarked`.
+    """A stream doesn't end where it was acknowledged to (kind `truncated`), or nobody can tell whether it does (`unmarked`).
 
     Attributes:
         num_known: how many records it had, as far as something beside them proves; 0 if nothing proves more than are there.
     """
 
-    def __init__(self, message: str, *, position: int, num_known: int = 0) -> None:
-        super().__init__(message, position=position, kind="unmarked")
+    def __init__(
+        self, message: str, *, position: int, num_known: int = 0, kind: Literal["unmarked", "truncated"] = "unmarked"
+    ) -> None:
+        super().__init__(message, position=position, kind=kind)
         self.num_known = num_known
 
 

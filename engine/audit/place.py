@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from refold import migrations
 from refold.engine.audit.witness import check_nothing_lost
-from refold.journal.ends import check_parts
+from refold.journal.ends import check_end, check_parts
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
@@ -181,9 +181,13 @@ def _keep_what_is_lost(reader: JournalReader, writer: AuditWriter, stream: str) 
         return
     try:
         check_parts(reader, stream, live.position)
+        if reader.head(stream).position < live.position:
+            check_end(reader, stream)
     except JournalCorrupt as error:
         what = f"the read model has {live.position} records, and is left as it is: --as-is asks it"
-        raise JournalCorrupt(f"{error}; {what}", position=error.position, kind=error.kind) from error
+        kept = JournalCorrupt(f"{error}; {what}", position=error.position, kind=error.kind)
+        kept.place = error.place or getattr(reader, "place", "")
+        raise kept from error
 
 
 def _num_behind(reader: JournalReader, writer: AuditWriter, stream: str, *, rebuilds: bool) -> int:

@@ -185,6 +185,8 @@ def _refuse_mark(line: str) -> None:
 def _from_json(line: str, place: str, sampling: dict[str, Any]) -> Asked:
     try:
         given = msgspec.json.decode(line, type=_Line)
+    except RecursionError as error:
+        raise Complaint("its JSON is nested too deeply to be read", _FORMS) from error
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         if half := _half_pair(line):
             what = f"\\u{ord(half):04x} without its other half is no character"

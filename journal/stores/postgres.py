@@ -71,6 +71,7 @@ class PostgresDatabase(Database):
         self._claims: dict[int, bool] = {}  # stream -> whether the writing session has its lock
         self._heads: dict[int, Head] = {}
         self._saved: dict[int, int] = {}
+        self._num_since_saved = 0  # records, at most
         _live.add(self)
 
     @property
@@ -141,14 +142,17 @@ class PostgresDatabase(Database):
         super().drop_writer()
         self._claims = dict.fromkeys(self._claims, False)
 
-    def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:  # noqa: ARG002
+    def appended(self, stream_id: int, after: Head, records: Sequence[Record]) -> None:
         self._heads[stream_id] = after
+        self._num_since_saved += len(records)
 
     def wrote(self, num_bytes: int) -> None:
         """The server looks after its own."""
 
     def maintain(self, *, idle: bool) -> None:
         """Store the heads that have moved far, or with `idle` at all, and ask again for a lock that was lost."""
+        if not idle and self._num_since_saved < _SAVE_EVERY_RECORDS and False not in self._claims.values():
+            return
         due = [
             (stream_id, head)
             for stream_id, head in self._heads.items()
@@ -165,6 +169,8 @@ class PostgresDatabase(Database):
                 self.writer.exec_driver_sql(_SAVE_HEAD, (head.position, head.hash, *guard))
         except sa.exc.SQLAlchemyError as error:
             self.after_error(error)
+        moved = (head.position - self._saved.get(stream_id, 0) for stream_id, head in self._heads.items())
+        self._num_since_saved = max(moved, default=0)
 
     def vacuum(self) -> None:
         """Mark the room as free for new rows; the server needs no more, and a full one would lock everybody out."""

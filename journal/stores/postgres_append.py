@@ -8,10 +8,9 @@ long that takes is bounded as for any other (`lock_timeout`, and probes of a sil
 Source: PostgreSQL's documentation, "Command Execution Functions" (`PQexecPrepared`) and its binary formats.
 """
 
-import re
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -37,7 +36,12 @@ INSERT INTO journal_records (stream_id, {columns}) SELECT fence.stream_id, {valu
 WHERE (head_position = %(before)s AND head_hash = %(previous)b)
     OR EXISTS (SELECT FROM journal_records WHERE stream_id = %(stream_id)s AND position = %(before)s - 1 AND hash = %(previous)b)
 """
-_ONE = _APPEND.format(rows="", columns=_COLUMNS, source="", values=", ".join(f"%({name})b" for name in _TYPES))
+_ONE = _APPEND.format(
+    rows="",
+    columns=_COLUMNS,
+    source="",
+    values=", ".join(f"${number}::{kind}" for number, kind in enumerate(_TYPES.values(), 5)),
+)
 _ARRAYS = ", ".join(f"%({name})b::{kind}[]" for name, kind in _TYPES.items())
 _MANY = _APPEND.format(
     rows=f"rows ({_COLUMNS}) AS (SELECT * FROM unnest({_ARRAYS})), ",
@@ -45,13 +49,15 @@ _MANY = _APPEND.format(
     source=" CROSS JOIN rows",
     values="rows.*",
 )
-_PARAMETER = re.compile(r"%\((\w+)\)[sb]")
-_NAMES = list(dict.fromkeys(_PARAMETER.findall(_ONE)))
-_KINDS = _TYPES | {"stream_id": "INTEGER", "epoch": "BIGINT", "before": "BIGINT", "previous": "BYTEA"}
-_NUMBERED = _PARAMETER.sub(lambda found: f"${_NAMES.index(found[1]) + 1}::{_KINDS[found[1]]}", _ONE)
-_BINARY: dict[str, Callable[[Any], bytes]] = {"INTEGER": struct.Struct(">i").pack, "BIGINT": struct.Struct(">q").pack}
-_FORMS = [_BINARY.get(_KINDS[name]) for name in _NAMES]
+_NUMBERED = (
+    _ONE.replace("%(stream_id)s", "$1::integer")
+    .replace("%(epoch)s", "$2::bigint")
+    .replace("%(before)s", "$3::bigint")
+    .replace("%(previous)b", "$4::bytea")
+)
+_INT4, _INT8 = struct.Struct(">i").pack, struct.Struct(">q").pack
 _STATEMENT = b"refold_append"
+_ALL_BINARY = [1] * (4 + len(RECORD_COLUMNS))
 
 _prepared: "weakref.WeakSet[psycopg.Connection[Any]]" = weakref.WeakSet()
 
@@ -64,43 +70,62 @@ def append(driver: "psycopg.Connection[Any]", stream_id: int, before: Head, reco
     """
     import psycopg  # noqa: PLC0415
 
-    guard = {"stream_id": stream_id, "epoch": before.engine_epoch, "before": before.position, "previous": before.hash}
     try:
-        num_in = _one(driver, guard, records[0]) if len(records) == 1 else _many(driver, guard, records)
+        if len(records) == 1:
+            num_in = _one(driver, psycopg, _binary(stream_id, before, records[0]))
+        else:
+            num_in = _many(driver, stream_id, before, records)
     except psycopg.Error as error:
         raise sa.exc.DBAPIError(_NUMBERED, None, error, connection_invalidated=driver.closed) from error
+    except struct.error as error:
+        too_large = psycopg.errors.NumericValueOutOfRange(f"record {records[0].position}: {error}")
+        raise sa.exc.DBAPIError(_NUMBERED, None, too_large) from error
     assert num_in in {0, len(records)}, f"{num_in} of {len(records)} records went in"
     return num_in > 0
 
 
-def _many(driver: "psycopg.Connection[Any]", guard: dict[str, Any], records: Sequence[Record]) -> int:
+def _many(driver: "psycopg.Connection[Any]", stream_id: int, before: Head, records: Sequence[Record]) -> int:
     columns = zip(*map(record_to_row, records), strict=True)
-    return driver.execute(_MANY, guard | dict(zip(RECORD_COLUMNS, map(list, columns), strict=True))).rowcount
+    values: dict[str, Any] = dict(zip(RECORD_COLUMNS, map(list, columns), strict=True))
+    values |= {
+        "stream_id": stream_id,
+        "epoch": before.engine_epoch,
+        "before": before.position,
+        "previous": before.hash,
+    }
+    return driver.execute(_MANY, values).rowcount
 
 
-def _one(driver: "psycopg.Connection[Any]", guard: dict[str, Any], record: Record) -> int:
-    from psycopg import pq  # noqa: PLC0415
-    from psycopg.errors import error_from_result  # noqa: PLC0415
-
-    values: Any = _binary(guard, record)  # None for NULL is allowed; the driver's types don't say so
+def _one(driver: "psycopg.Connection[Any]", psycopg: Any, values: Any) -> int:
     if driver not in _prepared:
         done = driver.pgconn.prepare(_STATEMENT, _NUMBERED.encode())
-        if done.status != pq.ExecStatus.COMMAND_OK:
-            raise error_from_result(done)
+        if done.status != psycopg.pq.ExecStatus.COMMAND_OK:
+            raise psycopg.errors.error_from_result(done)
         _prepared.add(driver)
-    done = driver.pgconn.exec_prepared(_STATEMENT, values, [pq.Format.BINARY] * len(values))
-    if done.status != pq.ExecStatus.COMMAND_OK:
-        raise error_from_result(done)
+    done = driver.pgconn.exec_prepared(_STATEMENT, values, _ALL_BINARY)
+    if done.status != psycopg.pq.ExecStatus.COMMAND_OK:
+        raise psycopg.errors.error_from_result(done)
     return done.command_tuples or 0
 
 
-def _binary(guard: dict[str, Any], record: Record) -> list[bytes | None]:
-    """The values of `_NUMBERED`, as the server has them."""
-    from psycopg.errors import NumericValueOutOfRange  # noqa: PLC0415
+def _binary(stream_id: int, before: Head, record: Record) -> list[bytes | None]:
+    """The values of `_NUMBERED`, as the server has them.
 
+    Raises:
+        struct.error: a number is none of the server's.
+    """
     content, content_hash = content_to_store(record)
-    values = guard | record._asdict() | {"content": content, "content_hash": content_hash}
-    try:
-        return [form(values[name]) if form else values[name] for name, form in zip(_NAMES, _FORMS, strict=True)]
-    except struct.error as error:
-        raise NumericValueOutOfRange(f"record {record.position}: {error}") from error
+    return [
+        _INT4(stream_id),
+        _INT8(before.engine_epoch),
+        _INT8(before.position),
+        before.hash,
+        _INT8(record.position),
+        _INT8(record.engine_epoch),
+        _INT4(record.schema_version),
+        _INT8(record.time_ns),
+        record.body,
+        content,
+        content_hash,
+        record.hash,
+    ]

@@ -13,11 +13,13 @@ is in the journal is all that counts, after an older copy was put in its place f
 
 import contextlib
 import os
+import shlex
 import struct
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import Head
 
@@ -131,6 +133,19 @@ def check_marks(journal: Path, marks: Mapping[int, tuple[int, bytes]], heads: Ma
                 position=position,
                 kind="truncated",
             )
+
+
+def check_accepted(journal: Path, stream_id: int, mark: tuple[int, bytes], head: tuple[int, bytes]) -> None:
+    """As `check_marks`, of one stream, for whoever reads it all the same.
+
+    Raises:
+        EndInDoubt: it ends before its mark; kind `truncated`.
+    """
+    try:
+        check_marks(journal, {stream_id: mark}, {stream_id: head})
+    except JournalCorrupt as error:
+        what = f"{error}; what is here is copied by `refold copy --accept-end {shlex.quote(str(journal))} NEW`"
+        raise EndInDoubt(what, position=head[0], num_known=mark[0], kind="truncated") from error
 
 
 def check_known(journal: Path, marks: Mapping[int, tuple[int, bytes]], stream_ids: Collection[int]) -> None:

@@ -18,7 +18,7 @@ from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.missing import check_there
 from refold.journal.stores.paging import in_pages
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
-from refold.journal.stores.sqlite_marks import check_known, check_marks, doubt_of, marks_of
+from refold.journal.stores.sqlite_marks import check_accepted, check_known, check_marks, doubt_of, marks_of
 
 HEAD_SQL = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
 # A value of another type than was stored is damage: it's read as NULL, which no hash agrees with. The second comparison of
@@ -85,6 +85,17 @@ class SqliteReader:
         self._check(check_pages)
         marks = marks_of(self._path)
         check_marks(self._path, marks, {row[0]: (row[1], row[2]) for row in self._fetch(ENDS_SQL, ())})
+
+    def check_end(self, stream: str = DEFAULT_STREAM) -> None:
+        """See whether all of the stream that was acknowledged is there.
+
+        Raises:
+            EndInDoubt: it isn't; kind `truncated`.
+        """
+        marks = marks_of(self._path)
+        for stream_id, position, digest in self._fetch(f"{ENDS_SQL} WHERE name = ?", (stream,)):
+            if stream_id in marks:
+                check_accepted(self._path, stream_id, marks[stream_id], (position, digest))
 
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""

@@ -80,10 +80,11 @@ class TrailingProjection:
             self._checkpoint = done.checkpoint
             yield done
             if done.checkpoint.position >= head or done.checkpoint.damage is not None:
-                if not done.checkpoint.is_live:
-                    self._show(done.checkpoint)
-                    continue
-                return
+                if done.checkpoint.is_live:
+                    return
+                self._show(done.checkpoint)
+                if done.checkpoint.damage is not None:  # nothing more can be had, however often it is looked for
+                    return
 
     # -- where to go on -----------------------------------------------------------------------------------------------
 
@@ -115,8 +116,8 @@ class TrailingProjection:
             return True
         try:
             last = next(iter(self._reader.read(self._stream, checkpoint.position - 1, checkpoint.position)), None)
-        except JournalCorrupt:
-            return False
+        except JournalCorrupt as error:
+            return error.position >= checkpoint.position  # what is behind it may be damaged
         return last is not None and last.hash.hex() == checkpoint.head_hash
 
     def _remember(self, checkpoint: Checkpoint) -> Story:

@@ -299,6 +299,7 @@ def test_a_prompt_that_cannot_be_served_stands_in_nobodys_way(tmp_path, model, l
         (b'{"messages": [{"role": "user", "content": "x\\udc00y"}]}\n', "stdin line 2: \\udc00 without its other half"),
         (b'{"messages": []}\n', "stdin line 2: messages is empty"),
         (b'{"prompt": "x", "prompt": "y"}\n', "'prompt' is given twice"),
+        (b'{"prompt": "x", "sampling": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001 + b"\n", "nested too deeply"),
         (b'{"prompt": "x", "sampling": {"logit_bias": {"7": 1, "7": 2}}}\n', "'7' is given twice"),
         (b'{"prompt": "x", "sampling": {"logit_bias": {"7": 1, "07": 2}}}\n', "give each token one bias"),
     ],

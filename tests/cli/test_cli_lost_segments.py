@@ -9,7 +9,7 @@ import pytest
 
 from refold.engine.engine import Engine
 from refold.journal.errors import JournalCorrupt
-from tests.cli.command import assert_one_line_and_a_hint, refold, rows
+from tests.cli.command import assert_one_line_and_a_hint, finished, refold, rows
 
 VERBS = {
     "verify": (),
@@ -142,3 +142,32 @@ def test_the_state_before_a_hole_is_shown_and_none_behind_it(journal: Path) -> N
     whole = refold("show", "--json", journal)
     assert rows(whole.stdout)[0]["position"] == first - 1
     assert whole.exit_code == 3
+
+
+@pytest.mark.parametrize("is_projected_before", [True, False])
+def test_a_damaged_segment_is_projected_as_far_as_it_is_whole_and_asked_again_as_often_as_one_likes(
+    journal: Path, is_projected_before: bool
+) -> None:
+    if not is_projected_before:
+        for path in journal.parent.glob("J.audit.db*"):
+            path.unlink()
+    newest = segments(journal)[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content.rstrip(b"\0")) // 2] ^= 0x55
+    newest.write_bytes(content)
+    for verb in ("rebuild", "requests", "requests", "integrity"):
+        status, stdout, stderr = finished("audit", verb, str(journal), timeout=60)
+        if verb == "rebuild" or not is_projected_before:
+            assert status == 3, (verb, stdout, stderr)
+        assert "before the damage" in stderr, (verb, stderr)
+
+
+def test_what_the_read_model_has_of_an_end_that_is_gone_with_its_mark_is_left_to_it(journal: Path) -> None:
+    before = refold("sql", "--as-is", journal, "SELECT count(*) FROM requests", "--csv").stdout
+    (journal / "main" / "mark").unlink()
+    segments(journal)[-1].unlink()
+    for verb in (("audit", "integrity"), ("audit", "requests"), ("audit", "rebuild")):
+        result = refold(*verb, journal)
+        assert result.exit_code == 3, verb
+        assert "the read model has" in result.stderr, verb
+    assert refold("sql", "--as-is", journal, "SELECT count(*) FROM requests", "--csv").stdout == before

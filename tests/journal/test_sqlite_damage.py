@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from refold import migrations
+from refold.journal.copying import copy_stream
+from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import Head
 from refold.journal.stores import doubt_of_end, open_reader, open_store
@@ -20,6 +22,7 @@ from refold.journal.stores.sqlite_file import look_at
 from refold.journal.stores.sqlite_marks import Marks, doubt_of, mark_file
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
+from tests.cli.command import refold
 from tests.kit.sqlite_pages import UNUSED, end_of_wal, uses_of_bytes
 
 
@@ -215,6 +218,29 @@ class TestAnEndThatIsGone:
     def test_a_wal_that_is_gone_is_missed(self, left_behind: Path, wal: Path) -> None:
         wal.unlink()
         self.is_missed(left_behind)
+
+    def test_whoever_copies_is_refused_and_may_accept_what_is_there(
+        self, left_behind: Path, wal: Path, tmp_path: Path
+    ) -> None:
+        wal.write_bytes(wal.read_bytes()[:-2000])
+        reader, target = open_reader(str(left_behind)), tmp_path / "copy.db"
+        migrations.ensure(str(target))
+        copy = SqlStore(str(target))
+        with pytest.raises(EndInDoubt, match=r"up to 4 were acknowledged.*--accept-end") as caught:
+            copy_stream(reader, copy, "main")
+        assert (caught.value.kind, caught.value.num_known, copy.head().position) == ("truncated", self.NUM_APPENDS, 0)
+        there = copy_stream(reader, copy, "main", accepts_end=True).head.position
+        assert 0 < there == reader.head().position < self.NUM_APPENDS
+        reader.close()
+        copy.close()
+
+    def test_whoever_reads_is_told_on_stderr_and_reads(self, left_behind: Path, wal: Path) -> None:
+        assert "were acknowledged" not in refold("log", left_behind).stderr
+        wal.write_bytes(wal.read_bytes()[:-2000])
+        for verb, status in {"log": 0, "stat": 0, "head": 3}.items():  # a head is what others are measured by
+            result = refold(verb, left_behind)
+            assert result.exit_code == status, result.stderr
+            assert f"records up to {self.NUM_APPENDS} were acknowledged" in result.stderr, verb
 
     def test_a_last_transaction_that_nobody_was_told_of_is_not(self, left_behind: Path, wal: Path, mark: Path) -> None:
         """The crash came before the mark moved: that's how a torn tail looks."""
