@@ -49,7 +49,7 @@ Exit status: 0 copied and verified, 2 the target holds something else, 3 a journ
 @click.option(
     "--accept-end",
     is_flag=True,
-    help="Copy what is whole, though nobody can tell any more whether later records are gone.",
+    help="Copy what is whole, though later records are gone, or nobody can tell whether they are.",
 )
 @json_option
 @click.argument("source", metavar="FROM", callback=remembered)
@@ -61,8 +61,8 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
     open it. What is in the target already is not copied again: after a kill at any moment, the same command goes on. The
     original may be live; what was there when the copying began is copied. The target must be new, or a copy of the same.
 
-    A folder of segments that has lost the mark of how far it was acknowledged is copied with --accept-end only: the copy is a
-    journal like any other, and doesn't show that its end was in doubt.
+    A journal that ends before what was acknowledged, or a folder of segments that has lost the mark of it, is copied with
+    --accept-end only: the copy is a journal like any other, and doesn't show that its end was gone or in doubt.
     """
     _refuse_itself(source, target)
     with reading(source, tells_doubt=accept_end) as reader:
