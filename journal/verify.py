@@ -177,8 +177,8 @@ def _read_verified(reader: JournalReader, stream: str, expect: Head | None, cont
         stored = reader.head(stream)
     if head.position > stored.position or head.engine_epoch > stored.engine_epoch:
         raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
+    check_end(reader, stream)  # first: an index can be mended only where the end is sure
     check_indexes(reader, stream)
-    check_end(reader, stream)
 
 
 def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect: Head | None = None) -> Head:

@@ -150,3 +150,12 @@ def test_compacting_does_not_touch_a_segment_that_lacks_records(journal: Path) -
         store.compact()
     store.close()
     assert path.read_bytes() == damaged
+
+
+def test_of_a_damaged_index_and_a_lost_mark_the_mark_is_told(journal: Path) -> None:
+    """The index is mended only where the end is sure: what is told first must be what can be done first."""
+    flip(journal / "main" / SEALED, index_bytes(journal)[0])
+    (journal / "main" / "mark").unlink()
+    with contextlib.closing(SegmentReader(journal)) as reader, pytest.raises(JournalCorrupt) as caught:
+        verify_stream(reader)
+    assert caught.value.kind == "unmarked"
