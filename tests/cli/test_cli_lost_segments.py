@@ -138,7 +138,9 @@ def test_the_state_before_a_hole_is_shown_and_none_behind_it(journal: Path) -> N
     assert refold("show", "--at", first - 1, journal).exit_code == 0
     result = refold("show", "--at", first + 20, journal)
     assert result.exit_code == 3
-    said = [line for line in result.stderr.splitlines() if '"snapshot_ignored"' not in line]  # there may be one in the hole
+    said = [
+        line for line in result.stderr.splitlines() if '"snapshot_ignored"' not in line
+    ]  # there may be one in the hole
     assert_one_line_and_a_hint("\n".join(said))
     whole = refold("show", "--json", journal)
     assert rows(whole.stdout)[0]["position"] == first - 1
