@@ -163,8 +163,8 @@ def _what_is_lost(source: str, end: int, num_lost: int) -> str:
         return f"whether {source} had acknowledged records from {end} on can't be known"
     lost = f"records {end} to {end + num_lost - 1} are" if num_lost > 1 else f"record {end} is"
     return (
-        f"{lost} lost: a snapshot in {source} was made when {source} had {count(end + num_lost, 'record')}; whether it had "
-        "acknowledged more can't be known"
+        f"{lost} lost: what is kept beside the records of {source} (a mark, a snapshot) says that it had "
+        f"{count(end + num_lost, 'record')}; whether it had acknowledged more can't be known"
     )
 
 

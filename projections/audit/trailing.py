@@ -116,8 +116,8 @@ class TrailingProjection:
             return True
         try:
             last = next(iter(self._reader.read(self._stream, checkpoint.position - 1, checkpoint.position)), None)
-        except JournalCorrupt as error:
-            return error.position >= checkpoint.position  # what is behind it may be damaged
+        except JournalCorrupt:
+            return False
         return last is not None and last.hash.hex() == checkpoint.head_hash
 
     def _remember(self, checkpoint: Checkpoint) -> Story:

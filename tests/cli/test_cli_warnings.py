@@ -160,8 +160,8 @@ class TestALostMarkOfSegments:
         copied = refold("copy", "--accept-end", journal, tmp_path / "new.db")
         assert copied.exit_code == 0, copied.stderr
         assert copied.stdout.splitlines()[-1] == (
-            f"  records {num_records} to {num_records + 2} are lost: a snapshot in {journal} was made when {journal} had "
-            f"{num_records + 3} records; whether it had acknowledged more can't be known"
+            f"  records {num_records} to {num_records + 2} are lost: what is kept beside the records of {journal} "
+            f"(a mark, a snapshot) says that it had {num_records + 3} records; whether it had acknowledged more can't be known"
         )
         report = json.loads(refold("copy", "--accept-end", "--json", journal, tmp_path / "new.db").stdout)
         assert (report["end_is_vouched"], report["num_lost"]) == (False, 3)
