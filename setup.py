@@ -31,7 +31,9 @@ follow_imports = skip
 
 def core_files() -> list[str]:
     """The files to compile, as paths below the project's root, sorted."""
-    return sorted(str(path) for pattern in CORE for path in Path("src", "refold").glob(pattern) if can_be_compiled(path))
+    return sorted(
+        str(path) for pattern in CORE for path in Path("src", "refold").glob(pattern) if can_be_compiled(path)
+    )
 
 
 def can_be_compiled(path: Path) -> bool:
@@ -54,4 +56,5 @@ def compiled() -> list[Any]:
         return extensions
 
 
-setup(ext_modules=compiled() if os.environ.get(SWITCH) == "1" else [])
+if __name__ == "__main__":
+    setup(ext_modules=compiled() if os.environ.get(SWITCH) == "1" else [])
