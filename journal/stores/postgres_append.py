@@ -27,30 +27,21 @@ if TYPE_CHECKING:
 
 _TYPES = {name: journal_records.c[name].type.compile(dialect=postgresql.dialect()) for name in RECORD_COLUMNS}  # type: ignore[no-untyped-call]
 _COLUMNS = ", ".join(RECORD_COLUMNS)
-_APPEND = """
-WITH {rows}fence AS (
-    SELECT stream_id, head_position, head_hash FROM journal_streams
-    WHERE stream_id = %(stream_id)s AND engine_epoch = %(epoch)s FOR NO KEY UPDATE
-)
-INSERT INTO journal_records (stream_id, {columns}) SELECT fence.stream_id, {values} FROM fence{source}
-WHERE (head_position = %(before)s AND head_hash = %(previous)b)
+_GUARD = """
+FROM journal_streams AS s WHERE s.stream_id = %(stream_id)s AND s.engine_epoch = %(epoch)s AND (
+    (s.head_position = %(before)s AND s.head_hash = %(previous)b)
     OR EXISTS (SELECT FROM journal_records WHERE stream_id = %(stream_id)s AND position = %(before)s - 1 AND hash = %(previous)b)
+) FOR NO KEY UPDATE
 """
-_ONE = _APPEND.format(
-    rows="",
-    columns=_COLUMNS,
-    source="",
-    values=", ".join(f"${number}::{kind}" for number, kind in enumerate(_TYPES.values(), 5)),
-)
+_INTO = f"INSERT INTO journal_records (stream_id, {_COLUMNS})"
+_VALUES = ", ".join(f"${number}::{kind}" for number, kind in enumerate(_TYPES.values(), 5))
 _ARRAYS = ", ".join(f"%({name})b::{kind}[]" for name, kind in _TYPES.items())
-_MANY = _APPEND.format(
-    rows=f"rows ({_COLUMNS}) AS (SELECT * FROM unnest({_ARRAYS})), ",
-    columns=_COLUMNS,
-    source=" CROSS JOIN rows",
-    values="rows.*",
-)
-_NUMBERED = (
-    _ONE.replace("%(stream_id)s", "$1::integer")
+_MANY = f"""
+WITH fence AS (SELECT s.stream_id {_GUARD})
+{_INTO} SELECT fence.stream_id, rows.* FROM fence CROSS JOIN unnest({_ARRAYS}) AS rows
+"""
+_ONE = (
+    f"{_INTO} SELECT s.stream_id, {_VALUES} {_GUARD}".replace("%(stream_id)s", "$1::integer")
     .replace("%(epoch)s", "$2::bigint")
     .replace("%(before)s", "$3::bigint")
     .replace("%(previous)b", "$4::bytea")
@@ -76,10 +67,10 @@ def append(driver: "psycopg.Connection[Any]", stream_id: int, before: Head, reco
         else:
             num_in = _many(driver, stream_id, before, records)
     except psycopg.Error as error:
-        raise sa.exc.DBAPIError(_NUMBERED, None, error, connection_invalidated=driver.closed) from error
+        raise sa.exc.DBAPIError(_ONE, None, error, connection_invalidated=driver.closed) from error
     except struct.error as error:
         too_large = psycopg.errors.NumericValueOutOfRange(f"record {records[0].position}: {error}")
-        raise sa.exc.DBAPIError(_NUMBERED, None, too_large) from error
+        raise sa.exc.DBAPIError(_ONE, None, too_large) from error
     assert num_in in {0, len(records)}, f"{num_in} of {len(records)} records went in"
     return num_in > 0
 
@@ -98,7 +89,7 @@ def _many(driver: "psycopg.Connection[Any]", stream_id: int, before: Head, recor
 
 def _one(driver: "psycopg.Connection[Any]", psycopg: Any, values: Any) -> int:
     if driver not in _prepared:
-        done = driver.pgconn.prepare(_STATEMENT, _NUMBERED.encode())
+        done = driver.pgconn.prepare(_STATEMENT, _ONE.encode())
         if done.status != psycopg.pq.ExecStatus.COMMAND_OK:
             raise psycopg.errors.error_from_result(done)
         _prepared.add(driver)
@@ -109,7 +100,7 @@ def _one(driver: "psycopg.Connection[Any]", psycopg: Any, values: Any) -> int:
 
 
 def _binary(stream_id: int, before: Head, record: Record) -> list[bytes | None]:
-    """The values of `_NUMBERED`, as the server has them.
+    """The values of `_ONE`, as the server has them.
 
     Raises:
         struct.error: a number is none of the server's.
