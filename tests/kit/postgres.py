@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 
 from refold import migrations
-from refold.journal.stores.tables import VERSION_TABLE, metadata
+from refold.journal.stores.tables import VERSION_TABLE, journal_archives, journal_snapshots, metadata
 from refold.projections.audit.schema import TABLES
 
 with warnings.catch_warnings():
@@ -80,8 +80,7 @@ class Server:
         copies = [f"CREATE TABLE {schema}.{t} (LIKE {self._template}.{t} INCLUDING ALL)" for t in tables]
         copies += [
             f"ALTER TABLE {schema}.{table.name} ADD FOREIGN KEY (stream_id) REFERENCES {schema}.journal_streams"
-            for table in metadata.tables.values()
-            if table.foreign_keys
+            for table in (journal_snapshots, journal_archives)
         ]
         copies.append(f"INSERT INTO {schema}.refold_schema SELECT * FROM {self._template}.refold_schema")
         self.run("; ".join([f"CREATE SCHEMA {schema}", *copies]))
