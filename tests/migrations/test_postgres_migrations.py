@@ -58,6 +58,8 @@ def test_the_tables_are_those_that_the_code_describes(url):
             ("journal_records", "body"),
             ("journal_records", "content"),
         }
+        options = "SELECT reloptions FROM pg_class WHERE oid = 'journal_records'::regclass"
+        assert connection.exec_driver_sql(options).scalar_one() == ["toast_tuple_target=8160"]
     engine.dispose()
 
 
