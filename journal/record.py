@@ -47,6 +47,16 @@ class Record(NamedTuple):
     hash: bytes
 
 
+class Sealed(Record):
+    """A record that this process has just hashed, and that knows what it was chained to. Nothing of it can change.
+
+    Whoever is to write it needn't hash it a second time. A copy with other values (`_replace`) knows nothing, and is hashed;
+    so is whatever comes from a store.
+    """
+
+    previous: bytes | None = None
+
+
 class Head(NamedTuple):
     """The end of a stream: the position that the next record will take, and the hash it will be chained to."""
 
@@ -104,12 +114,19 @@ def follows(head: Head, record: Record) -> bool:
         return False
 
 
+def was_sealed_after(head: Head, record: Record) -> bool:
+    """Whether this very record was made here to follow `head`: then `follows` holds, and needn't be computed."""
+    return type(record) is Sealed and record.previous == head.hash and record.position == head.position
+
+
 def seal(head: Head, time_ns: int, body: bytes, content: bytes = b"") -> Record:
     """The record that follows `head` in its engine epoch: `seal(head, time_ns, *encode(events))`."""
     position, previous, epoch = head
     content_hash = content_digest(content)
     digest = chain_hash(previous, position, epoch, SCHEMA_VERSION, time_ns, body, content_hash)
-    return Record(position, epoch, SCHEMA_VERSION, time_ns, body, content, content_hash, digest)
+    sealed = Sealed(position, epoch, SCHEMA_VERSION, time_ns, body, content, content_hash, digest)
+    sealed.previous = previous
+    return sealed
 
 
 def has_whole_content(record: Record) -> bool:
@@ -121,7 +138,7 @@ def has_whole_content(record: Record) -> bool:
 
 def content_to_store(record: Record) -> tuple[bytes | None, bytes | None]:
     """The content, and its hash where that doesn't follow from the content: what a store has to keep of both."""
-    if has_whole_content(record):
+    if (type(record) is Sealed and record.previous is not None) or has_whole_content(record):
         return (record.content if record.schema_version >= FIRST_WITH_CONTENT else None), None
     return record.content, record.content_hash
 

@@ -179,6 +179,22 @@ class JournalStoreContract:
         store.append(DEFAULT_STREAM, make_records(head, 2))
         refusal(store, make_records(head, 3, cause="another history")[2:], PositionConflict)
 
+    def test_a_record_that_was_changed_after_it_was_chained_is_refused(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        store.append(DEFAULT_STREAM, make_records(store.open_stream(), 2))
+        (record,) = make_records(store.head(), 1)
+        refusal(store, [record._replace(body=record.body.replace(b"test", b"TEST"))], PositionConflict)
+        refusal(store, [record._replace(time_ns=record.time_ns + 1)], PositionConflict)
+        refusal(store, [record._replace(content_hash=GENESIS_HASH)], PositionConflict)
+        refusal(store, [record._replace(hash=GENESIS_HASH)], PositionConflict)
+
+    def test_a_record_that_another_process_has_chained_is_taken(self, store_factory: StoreFactory) -> None:
+        store = store_factory()
+        ours = make_records(store.open_stream(), 2)
+        theirs = [Record(*record) for record in ours]
+        assert store.append(DEFAULT_STREAM, theirs) == verify_stream(store)
+        assert list(store.read()) == ours
+
     def test_a_record_of_an_older_epoch_is_refused(self, store_factory: StoreFactory) -> None:
         store = store_factory()
         old = store.open_stream()

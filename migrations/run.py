@@ -20,7 +20,7 @@ from alembic.util.exc import CommandError
 from refold.journal.errors import JournalError
 from refold.journal.stores import sqlite_engine
 from refold.journal.stores.sqlite_file import look_at
-from refold.journal.stores.tables import VERSION_TABLE, metadata
+from refold.journal.stores.tables import DIALECT, VERSION_TABLE, metadata
 from refold.migrations import at_once
 from refold.migrations.files import writing
 from refold.projections.audit.tables import metadata as audit_metadata
@@ -104,7 +104,12 @@ def write_down() -> None:
 
 def context_of(connection: sa.Connection) -> MigrationContext:
     """What Alembic knows of the database behind a connection."""
-    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    dialect = connection.dialect.name
+
+    def is_here(described: Any, *_: object) -> bool:
+        return described.info.get(DIALECT, dialect) == dialect if isinstance(described, sa.Constraint) else True
+
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "include_object": is_here})
 
 
 def _definitions(connection: sa.Connection) -> dict[str, str]:

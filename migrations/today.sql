@@ -1096,7 +1096,7 @@ CREATE TABLE audit_views (
 
 ANALYZE audit_projections;
 
-INSERT INTO refold_schema (version_num) VALUES ('0005');
+INSERT INTO refold_schema (version_num) VALUES ('0006');
 
 INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('audit_durations', 'audit_durations', '400000 400000 200 50 1');
 

@@ -7,7 +7,7 @@ makes a stream that a reader can trust: dense positions, one chain, epochs that 
 from collections.abc import Sequence
 
 from refold.journal.errors import Fenced, JournalCorrupt, JournalError, PositionConflict
-from refold.journal.record import EMPTY_HEAD, Head, Record, follows, hash_after, head_after
+from refold.journal.record import EMPTY_HEAD, Head, Record, follows, hash_after, head_after, was_sealed_after
 
 _MAX_NAME_LENGTH = 200
 
@@ -25,7 +25,8 @@ def check_stream_name(stream: str) -> None:
 def check_continues(head: Head, records: Sequence[Record]) -> Head:
     """The head after `records`, which must continue `head` without gap, in its engine epoch and on its chain.
 
-    Only the first record's hash is computed again: the others were chained to it by the same hand.
+    Of the hashes only the first record's is checked: the others were chained to it by the same hand. Where this process has just
+    chained it, that is whether it was to this head.
 
     Raises:
         PositionConflict: the first record belongs to another position or another chain.
@@ -44,7 +45,7 @@ def check_continues(head: Head, records: Sequence[Record]) -> Head:
                 f"record {record.position} was made in engine epoch {record.engine_epoch}, the stream was opened in "
                 f"{head.engine_epoch}: open it again"
             )
-    if first.hash != hash_after(head, first):
+    if not was_sealed_after(head, first) and first.hash != hash_after(head, first):
         raise PositionConflict(f"record {first.position} is chained to another history: open the stream again")
     return head_after(records[-1])
 

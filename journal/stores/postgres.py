@@ -72,6 +72,7 @@ class PostgresDatabase(Database):
         self._heads: dict[int, Head] = {}
         self._saved: dict[int, int] = {}
         self._num_since_saved = 0  # records, at most
+        self._appends: postgres_append.Appends | None = None  # of the writing session
         _live.add(self)
 
     @property
@@ -96,6 +97,7 @@ class PostgresDatabase(Database):
 
     def prepare_writer(self, connection: sa.Connection) -> None:
         """Take back the locks that went with the last connection, those that can be had."""
+        self._appends = postgres_append.Appends(_driver(connection))
         for stream_id in self._claims:
             self._claims[stream_id] = postgres_owner.try_lock(connection, stream_id)
 
@@ -121,7 +123,9 @@ class PostgresDatabase(Database):
         after: Head,  # noqa: ARG002
         records: Sequence[Record],
     ) -> bool:
-        return postgres_append.append(_driver(connection), stream_id, before, records)
+        assert connection is self.writer, "appends go through the writing session"
+        assert self._appends is not None, "it was made ready for them"
+        return self._appends.append(stream_id, before, records)
 
     def scrub(self) -> str:
         return (

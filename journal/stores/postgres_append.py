@@ -9,7 +9,6 @@ Source: PostgreSQL's documentation, "Command Execution Functions" (`PQexecPrepar
 """
 
 import struct
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,30 +26,21 @@ if TYPE_CHECKING:
 
 _TYPES = {name: journal_records.c[name].type.compile(dialect=postgresql.dialect()) for name in RECORD_COLUMNS}  # type: ignore[no-untyped-call]
 _COLUMNS = ", ".join(RECORD_COLUMNS)
-_APPEND = """
-WITH {rows}fence AS (
-    SELECT stream_id, head_position, head_hash FROM journal_streams
-    WHERE stream_id = %(stream_id)s AND engine_epoch = %(epoch)s FOR NO KEY UPDATE
-)
-INSERT INTO journal_records (stream_id, {columns}) SELECT fence.stream_id, {values} FROM fence{source}
-WHERE (head_position = %(before)s AND head_hash = %(previous)b)
+_GUARD = """
+FROM journal_streams AS s WHERE s.stream_id = %(stream_id)s AND s.engine_epoch = %(epoch)s AND (
+    (s.head_position = %(before)s AND s.head_hash = %(previous)b)
     OR EXISTS (SELECT FROM journal_records WHERE stream_id = %(stream_id)s AND position = %(before)s - 1 AND hash = %(previous)b)
+) FOR NO KEY UPDATE
 """
-_ONE = _APPEND.format(
-    rows="",
-    columns=_COLUMNS,
-    source="",
-    values=", ".join(f"${number}::{kind}" for number, kind in enumerate(_TYPES.values(), 5)),
-)
+_INTO = f"INSERT INTO journal_records (stream_id, {_COLUMNS})"
+_VALUES = ", ".join(f"${number}::{kind}" for number, kind in enumerate(_TYPES.values(), 5))
 _ARRAYS = ", ".join(f"%({name})b::{kind}[]" for name, kind in _TYPES.items())
-_MANY = _APPEND.format(
-    rows=f"rows ({_COLUMNS}) AS (SELECT * FROM unnest({_ARRAYS})), ",
-    columns=_COLUMNS,
-    source=" CROSS JOIN rows",
-    values="rows.*",
-)
-_NUMBERED = (
-    _ONE.replace("%(stream_id)s", "$1::integer")
+_MANY = f"""
+WITH fence AS (SELECT s.stream_id {_GUARD})
+{_INTO} SELECT fence.stream_id, rows.* FROM fence CROSS JOIN unnest({_ARRAYS}) AS rows
+"""
+_ONE = (
+    f"{_INTO} SELECT s.stream_id, {_VALUES} {_GUARD}".replace("%(stream_id)s", "$1::integer")
     .replace("%(epoch)s", "$2::bigint")
     .replace("%(before)s", "$3::bigint")
     .replace("%(previous)b", "$4::bytea")
@@ -59,57 +49,65 @@ _INT4, _INT8 = struct.Struct(">i").pack, struct.Struct(">q").pack
 _STATEMENT = b"refold_append"
 _ALL_BINARY = [1] * (4 + len(RECORD_COLUMNS))
 
-_prepared: "weakref.WeakSet[psycopg.Connection[Any]]" = weakref.WeakSet()
 
+class Appends:
+    """The appends of one session."""
 
-def append(driver: "psycopg.Connection[Any]", stream_id: int, before: Head, records: Sequence[Record]) -> bool:
-    """Add records behind the head, which must be `before`; whether it was. On disk when this returns.
+    __slots__ = ("_driver", "_is_prepared", "_psycopg")
 
-    Raises:
-        sqlalchemy.exc.DBAPIError: as SQLAlchemy would have told it.
-    """
-    import psycopg  # noqa: PLC0415
+    def __init__(self, driver: "psycopg.Connection[Any]") -> None:
+        import psycopg  # noqa: PLC0415
 
-    try:
-        if len(records) == 1:
-            num_in = _one(driver, psycopg, _binary(stream_id, before, records[0]))
-        else:
-            num_in = _many(driver, stream_id, before, records)
-    except psycopg.Error as error:
-        raise sa.exc.DBAPIError(_NUMBERED, None, error, connection_invalidated=driver.closed) from error
-    except struct.error as error:
-        too_large = psycopg.errors.NumericValueOutOfRange(f"record {records[0].position}: {error}")
-        raise sa.exc.DBAPIError(_NUMBERED, None, too_large) from error
-    assert num_in in {0, len(records)}, f"{num_in} of {len(records)} records went in"
-    return num_in > 0
+        self._driver = driver
+        self._psycopg = psycopg
+        self._is_prepared = False
 
+    def append(self, stream_id: int, before: Head, records: Sequence[Record]) -> bool:
+        """Add records behind the head, which must be `before`; whether it was. On disk when this returns.
 
-def _many(driver: "psycopg.Connection[Any]", stream_id: int, before: Head, records: Sequence[Record]) -> int:
-    columns = zip(*map(record_to_row, records), strict=True)
-    values: dict[str, Any] = dict(zip(RECORD_COLUMNS, map(list, columns), strict=True))
-    values |= {
-        "stream_id": stream_id,
-        "epoch": before.engine_epoch,
-        "before": before.position,
-        "previous": before.hash,
-    }
-    return driver.execute(_MANY, values).rowcount
+        Raises:
+            sqlalchemy.exc.DBAPIError: as SQLAlchemy would have told it.
+        """
+        try:
+            if len(records) == 1:
+                num_in = self._one(_binary(stream_id, before, records[0]))
+            else:
+                num_in = self._many(stream_id, before, records)
+        except self._psycopg.Error as error:
+            raise sa.exc.DBAPIError(_ONE, None, error, connection_invalidated=self._driver.closed) from error
+        except struct.error as error:
+            too_large = self._psycopg.errors.NumericValueOutOfRange(f"record {records[0].position}: {error}")
+            raise sa.exc.DBAPIError(_ONE, None, too_large) from error
+        assert num_in in {0, len(records)}, f"{num_in} of {len(records)} records went in"
+        return num_in > 0
 
+    def _many(self, stream_id: int, before: Head, records: Sequence[Record]) -> int:
+        columns = zip(*map(record_to_row, records), strict=True)
+        values: dict[str, Any] = dict(zip(RECORD_COLUMNS, map(list, columns), strict=True))
+        values |= {
+            "stream_id": stream_id,
+            "epoch": before.engine_epoch,
+            "before": before.position,
+            "previous": before.hash,
+        }
+        return self._driver.execute(_MANY, values).rowcount
 
-def _one(driver: "psycopg.Connection[Any]", psycopg: Any, values: Any) -> int:
-    if driver not in _prepared:
-        done = driver.pgconn.prepare(_STATEMENT, _NUMBERED.encode())
-        if done.status != psycopg.pq.ExecStatus.COMMAND_OK:
-            raise psycopg.errors.error_from_result(done)
-        _prepared.add(driver)
-    done = driver.pgconn.exec_prepared(_STATEMENT, values, _ALL_BINARY)
-    if done.status != psycopg.pq.ExecStatus.COMMAND_OK:
-        raise psycopg.errors.error_from_result(done)
-    return done.command_tuples or 0
+    def _one(self, values: Any) -> int:  # the driver's types don't know null
+        session = self._driver.pgconn
+        if not self._is_prepared:
+            self._check(session.prepare(_STATEMENT, _ONE.encode()))
+            self._is_prepared = True
+        done = session.exec_prepared(_STATEMENT, values, _ALL_BINARY)
+        self._check(done)
+        return done.command_tuples or 0
+
+    def _check(self, done: "psycopg.pq.abc.PGresult") -> None:
+        if done.status != self._psycopg.pq.ExecStatus.COMMAND_OK:
+            raise self._psycopg.errors.error_from_result(done)
 
 
 def _binary(stream_id: int, before: Head, record: Record) -> list[bytes | None]:
-    """The values of `_NUMBERED`, as the server has them.
+    """The values of `_ONE`, as the server has them.
 
     Raises:
         struct.error: a number is none of the server's.

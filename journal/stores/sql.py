@@ -150,7 +150,7 @@ class SqlStore(SqlReader):
         if contents is not None:
             attempt = partial(self._database.erase, opened.stream_id, opened.head, after, records, contents)
         self._append_for_certain(stream, opened.head, after, records, attempt)
-        opened = self._opened[stream] = opened._replace(head=after)
+        opened = self._opened[stream] = _Opened(opened.stream_id, after, opened.is_replica, opened.redacted_at)
         self._database.appended(opened.stream_id, after, records)
         return opened
 

@@ -25,7 +25,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, NotFound, Schema
 from refold.journal.stores.room import room_at
 
 APPLICATION_ID = 0x5245464F  # "REFO"
-TABLE_VERSION = 5  # the number of the newest migration
+TABLE_VERSION = 6  # the number of the newest migration
 BUSY_TIMEOUT_S = 5.0
 
 _OUR_TABLES = {"journal_streams", "journal_records"}

@@ -6,7 +6,8 @@ them. `content` is null in rows of schema version 1, which have none, and where 
 follows from the content.
 
 On SQLite the tables are STRICT (a wrong type is refused, not stored), and `journal_records` is WITHOUT ROWID: one b-tree
-holds each row once, so that no column can be read from an index while another copy of it lies damaged in the table.
+holds each row once, so that no column can be read from an index while another copy of it lies damaged in the table. On PostgreSQL a record has
+no foreign key to its stream: an append selects from the stream's row what it inserts (migration 0006).
 The tables are created by the migrations, never from here; `refold.migrations` checks that both agree.
 """
 
@@ -27,6 +28,9 @@ VERSION_TABLE = "refold_schema"
 # STRICT tables know INTEGER (64 bits there), not BIGINT.
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
+DIALECT = "dialect"
+"""Under this key a constraint's `info` has the one dialect that has it."""
+
 journal_streams = sa.Table(
     "journal_streams",
     metadata,
@@ -41,7 +45,7 @@ journal_streams = sa.Table(
 journal_records = sa.Table(
     "journal_records",
     metadata,
-    sa.Column("stream_id", sa.Integer, sa.ForeignKey("journal_streams.stream_id"), nullable=False),
+    sa.Column("stream_id", sa.Integer, nullable=False),
     sa.Column("position", BIG, nullable=False),
     sa.Column("engine_epoch", BIG, nullable=False),
     sa.Column("schema_version", sa.Integer, nullable=False),
@@ -51,6 +55,7 @@ journal_records = sa.Table(
     sa.Column("content", sa.Text),
     sa.Column("content_hash", sa.LargeBinary),
     sa.PrimaryKeyConstraint("stream_id", "position"),
+    sa.ForeignKeyConstraint(["stream_id"], ["journal_streams.stream_id"], info={DIALECT: "sqlite"}).ddl_if("sqlite"),
     sqlite_strict=True,
     sqlite_with_rowid=False,
 )

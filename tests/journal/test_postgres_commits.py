@@ -216,6 +216,43 @@ def test_a_lock_that_is_held_for_a_second_is_waited_for(postgres_url, foreign):
     store.close()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("before", [0, 8])  # with a plan of its own, and with the one for all values
+def test_an_append_that_waits_while_the_stream_is_taken_over_is_fenced(postgres_url, foreign, waiting, before, count):
+    store = SqlStore(postgres_url)
+    head = store.open_stream()
+    for _ in range(before):
+        head = store.append("main", make_records(head, count))
+    foreign.execute("BEGIN")
+    foreign.execute("UPDATE journal_streams SET engine_epoch = engine_epoch + 1")
+    errors = []
+
+    def append():
+        with pytest.raises(Fenced) as caught:
+            store.append("main", make_records(head, count))
+        errors.append(caught.value)
+
+    appender = threading.Thread(target=append)
+    appender.start()
+    wait_until(waiting)
+    foreign.execute("COMMIT")
+    appender.join(10)
+    assert len(errors) == 1
+    assert store.head() == head._replace(engine_epoch=2), "and nothing of it is in"
+    store.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_records_that_are_gone_from_the_end_stop_the_next_append(postgres_url, foreign, count):
+    store = SqlStore(postgres_url)
+    head = store.append("main", make_records(store.open_stream(), 3))
+    foreign.execute("DELETE FROM journal_records WHERE position = 2")
+    with pytest.raises(JournalError):
+        store.append("main", make_records(head, count))
+    assert foreign.execute("SELECT max(position) FROM journal_records").fetchone() == (1,)
+    store.close()
+
+
 def test_a_lock_that_outlasts_the_patience_is_an_error_with_a_remedy_and_then_over(postgres_url, foreign):
     store = SqlStore(postgres_url, busy_timeout_s=0.1, patience_s=0.3)
     head = store.open_stream()

@@ -84,6 +84,15 @@ class TestSettings:
         sql = "SELECT attname FROM pg_attribute WHERE attrelid = 'journal_records'::regclass AND attstorage = 'x'"
         assert {name for (name,) in admin.execute(sql)} & {"body", "content"} == set()
 
+    def test_a_record_that_fits_in_a_page_is_one_row_and_a_larger_one_lies_apart(self, store, admin):
+        head = store.open_stream()
+        sql = "SELECT pg_relation_size(reltoastrelid) > 0 FROM pg_class WHERE oid = 'journal_records'::regclass"
+        head = store.append("main", make_records(head, 1, cause="x" * 3_500))  # said twice: 7 kB
+        assert admin.execute(sql).fetchone() == (False,)
+        head = store.append("main", make_records(head, 1, cause="x" * 20_000))
+        assert admin.execute(sql).fetchone() == (True,)
+        assert verify_stream(store) == head
+
 
 class TestOwnership:
     def test_a_second_store_is_refused_and_told_by_whom_and_what_to_do(self, store, postgres_url):

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 
 from refold import migrations
-from refold.journal.stores.tables import VERSION_TABLE, metadata
+from refold.journal.stores.tables import VERSION_TABLE, journal_archives, journal_snapshots, metadata
 from refold.projections.audit.schema import TABLES
 
 with warnings.catch_warnings():
@@ -37,6 +37,11 @@ for _ in range(100):
 shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
+_OPTIONS = """
+SELECT relname, array_to_string(reloptions, ', ') FROM pg_class
+WHERE relnamespace = %s::regnamespace AND relkind = 'r' AND reloptions IS NOT NULL
+"""
+
 
 class Server:
     """A PostgreSQL server of our own."""
@@ -49,6 +54,7 @@ class Server:
         )
         self._names = (f"journal{number}" for number in itertools.count())
         self._template = ""
+        self._options: list[tuple[str, str]] = []  # of the template's tables, which a copy of a table is without
         # What a killed process has written stays with the kernel: the tests cut no power, and needn't wait for a disk.
         self.run("ALTER SYSTEM SET fsync = off")
         # Hundreds of schemas, each used once: nothing here is worth a vacuum.
@@ -76,13 +82,15 @@ class Server:
             url = self.empty()
             migrations.ensure(url)
             self._template = url.rpartition("%3D")[2]
+            with self.connect() as connection:
+                self._options = connection.execute(_OPTIONS, [self._template]).fetchall()
         schema, tables = next(self._names), [*metadata.tables, *(table.name for table in TABLES), VERSION_TABLE]
         copies = [f"CREATE TABLE {schema}.{t} (LIKE {self._template}.{t} INCLUDING ALL)" for t in tables]
         copies += [
             f"ALTER TABLE {schema}.{table.name} ADD FOREIGN KEY (stream_id) REFERENCES {schema}.journal_streams"
-            for table in metadata.tables.values()
-            if table.foreign_keys
+            for table in (journal_snapshots, journal_archives)
         ]
+        copies += [f"ALTER TABLE {schema}.{table} SET ({options})" for table, options in self._options]
         copies.append(f"INSERT INTO {schema}.refold_schema SELECT * FROM {self._template}.refold_schema")
         self.run("; ".join([f"CREATE SCHEMA {schema}", *copies]))
         return self.url(schema)

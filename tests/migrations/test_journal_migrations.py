@@ -183,15 +183,21 @@ def test_a_live_engines_journal_is_not_migrated_under_it(path):
     assert migrations.upgrade(str(path))
 
 
-def test_records_survive_an_upgrade(path):
+@pytest.mark.parametrize(
+    ("version", "revision"), [(0, run.head_revision()), (5, "0005")]
+)  # of 5 the tables are today's
+def test_records_survive_an_upgrade(path, version, revision):
     migrations.upgrade(str(path))
     store = SqlStore(str(path))
     head = store.append("main", make_records(store.open_stream(), 3))
     store.close()
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=0")
+    with connection:
+        connection.execute("UPDATE refold_schema SET version_num = ?", (revision,))
+        connection.execute(f"PRAGMA user_version={version}")
     connection.close()
     assert migrations.ensure(str(path))
+    assert migrations.current(str(path)) == run.head_revision()
     assert verify_stream(open_reader(str(path))) == head
 
 

@@ -58,6 +58,8 @@ def test_the_tables_are_those_that_the_code_describes(url):
             ("journal_records", "body"),
             ("journal_records", "content"),
         }
+        options = "SELECT reloptions FROM pg_class WHERE oid = 'journal_records'::regclass"
+        assert connection.exec_driver_sql(options).scalar_one() == ["toast_tuple_target=8160"]
     engine.dispose()
 
 
@@ -107,6 +109,49 @@ def test_records_survive_an_upgrade_from_the_first_version(url, monkeypatch, pos
     assert verify_stream(reader) == head
     assert next((record.position, record.schema_version) for record in reader.read()) == (0, 1)
     store.close()
+
+
+def migrate_to(url, revision, step=postgres.command.upgrade):
+    """Bring the tables to a revision, as the refold of its day left them."""
+    engine = postgres_engine.create_engine(url, autocommit=False)
+    with engine.connect() as connection, connection.begin():
+        step(run.config_of(connection), revision)
+    engine.dispose()
+
+
+def tables_bound_to_their_stream(connection):
+    sql = (
+        "SELECT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f' AND confrelid = %s::regclass ORDER BY 1"
+    )
+    return [table for (table,) in connection.execute(sql, ["journal_streams"])]
+
+
+def test_the_key_of_the_records_goes_and_comes_back_with_all_of_them_in_place(url, postgres_server):
+    migrate_to(url, "0005")
+    with postgres_server.connect(url) as other:
+        bound = tables_bound_to_their_stream(other)
+        assert bound == ["journal_archives", "journal_records", "journal_snapshots"]
+        assert migrations.ensure(url)
+        assert tables_bound_to_their_stream(other) == ["journal_archives", "journal_snapshots"]
+        store = SqlStore(url)
+        head = store.append("main", make_records(store.open_stream(), 3))
+        store.close()
+        migrate_to(url, "0005", postgres.command.downgrade)
+        assert (tables_bound_to_their_stream(other), migrations.current(url)) == (bound, "0005")
+    assert migrations.ensure(url)
+    store = SqlStore(url)
+    assert verify_stream(store) == head
+    assert store.append("main", make_records(store.open_stream(), 1)).position == 4
+    store.close()
+
+
+def test_records_without_a_stream_are_in_the_way_of_an_older_refold(url, postgres_server):
+    migrations.ensure(url)
+    with postgres_server.connect(url) as other:
+        other.execute("INSERT INTO journal_records VALUES (7, 0, 1, 1, 7, '[]', '')")
+    with pytest.raises(sa.exc.IntegrityError, match="fk_journal_records_stream_id"):
+        migrate_to(url, "0005", postgres.command.downgrade)
+    assert migrations.is_current(url)
 
 
 def test_a_live_engines_journal_is_not_migrated_under_it(url, postgres_server):
