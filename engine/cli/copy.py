@@ -23,7 +23,6 @@ from refold.engine.cli.failures import Complaint, explain
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.journal.copying import check_source
-from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalError, Rejected
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
@@ -38,7 +37,7 @@ EXAMPLES = """Examples:
   refold copy refold.db backup.db                        what is there now; the engine may go on writing refold.db
   refold copy refold.db postgresql://user@host/journals  the same command again goes on where it was, or catches up
   refold copy --follow refold.db segments:///replica     and whatever comes, until Ctrl-C
-  refold copy --accept-end damaged/ mended/              what is whole of segments that have lost their mark
+  refold copy --accept-end damaged/ mended/              what is whole of segments that have lost their end, or their mark
 
 Exit status: 0 copied and verified, 2 the target holds something else, 3 a journal is damaged, 5 an engine writes the target."""
 
@@ -115,13 +114,14 @@ def _copy(
     from refold.engine.history.verify import format_head
     from refold.journal.copying import copy_newest_snapshot, copy_stream, verify_copy
 
-    goal, doubt = reader.head(stream), _doubt(reader, stream)
+    goal = reader.head(stream)
     started_s = time.perf_counter()
     with bar(f"copying {stream}", goal.position, "records") as progress:
         copied = copy_stream(reader, store, stream, on_records=progress.advance, accepts_end=accept_end)
     with bar(f"verifying {stream}", copied.head.position, "records") as progress:
         if copied.head.position:
             verify_copy(store, stream, copied.head, progress.advance)
+    doubt = copied.doubt
     return {
         "schema": "refold.copy/1",
         "from": source,
@@ -135,14 +135,6 @@ def _copy(
         "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
         "seconds": round(time.perf_counter() - started_s, 3),
     }
-
-
-def _doubt(reader: "JournalReader", stream: str) -> EndInDoubt | None:
-    try:
-        check_end(reader, stream)
-    except EndInDoubt as doubt:
-        return doubt
-    return None
 
 
 def _say(report: dict[str, Any], as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Segments that are gone, and whole streams: every verb says that records are lost, and what it hints at works."""
 
+import os
 import re
 import shlex
 import shutil
@@ -112,6 +113,25 @@ def test_a_segment_that_is_gone_is_told_with_a_hint_that_works(journal: Path, ve
     hinted = refold(*shlex.split(command[1])[1:], "--json")
     assert hinted.exit_code == 0, hinted.stderr
     assert rows(hinted.stdout)[-1]["position"] == int(gone.stem) - 1
+
+
+@pytest.mark.parametrize("verb", ["verify", "stat", "show", "log", "compact", "migrate", "run"])
+def test_a_newest_segment_that_was_emptied_is_told_with_hints_that_work(
+    journal: Path, tmp_path: Path, verb: str
+) -> None:
+    newest = segments(journal)[-1]
+    os.truncate(newest, 0)
+    result = ask(verb, journal)
+    assert result.exit_code == 3, result.stdout
+    assert f"record {int(newest.stem)} in {newest} and those up to" in result.stderr
+    assert "(truncated)" in result.stderr
+    hinted = re.findall(r"`(refold (?:log|copy) .*?)`", result.stderr)
+    assert len(hinted) == 2
+    for command in hinted:
+        done = refold(*shlex.split(command.replace(" NEW", f" {tmp_path}/new.db"))[1:], "--json")
+        assert done.exit_code == 0, done.stderr
+        last = rows(done.stdout)[-1]
+        assert last.get("position", last.get("num_records", 0) - 1) == int(newest.stem) - 1
 
 
 @pytest.mark.parametrize("which", [1, -1], ids=["in the middle", "the newest"])
