@@ -84,7 +84,7 @@ class Settings:
 
     def report(self, error: BaseException) -> int:
         """Say on stderr what went wrong; returns the exit status."""
-        return report(error, debug=self.debug, command=self.command, journal=self.journal)
+        return report(error, debug=self.debug, command=self.command, journal=self.journal, told=self.told)
 
 
 class VerbGroup(click.Group):

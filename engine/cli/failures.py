@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -67,8 +68,15 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
 )
 
 
-def report(error: BaseException, *, debug: bool, command: str = "refold", journal: str = "JOURNAL") -> int:
-    """Say on stderr what went wrong with `command` on `journal`; returns the exit status."""
+def report(
+    error: BaseException,
+    *,
+    debug: bool,
+    command: str = "refold",
+    journal: str = "JOURNAL",
+    told: Collection[str] = (),
+) -> int:
+    """Say on stderr what went wrong with `command` on `journal`, unless it's among the lines that it was `told`; returns the exit status."""
     if isinstance(error, BrokenPipeError):
         _silence_stdout()
         return PIPE_CLOSED
@@ -80,7 +88,7 @@ def report(error: BaseException, *, debug: bool, command: str = "refold", journa
     if status == UNWRITABLE:
         _silence_stdout()
     with contextlib.suppress(OSError, ValueError):
-        if line:
+        if line and f"refold: {line}" not in told:
             sys.stderr.write(f"refold: {_one_line(line)}\n")
         if hint:
             sys.stderr.write(f"  hint: {safe(hint)}\n")

@@ -134,6 +134,24 @@ def test_a_newest_segment_that_was_emptied_is_told_with_hints_that_work(
         assert last.get("position", last.get("num_records", 0) - 1) == int(newest.stem) - 1
 
 
+@pytest.mark.parametrize("verb", ["verify", "log", "stat", "copy", "run", "compact"])
+def test_a_first_segment_that_is_gone_with_the_mark_is_told_once_without_a_way_out_that_fails(
+    journal: Path, tmp_path: Path, verb: str
+) -> None:
+    gone = segments(journal)[0]
+    gone.unlink()
+    (journal / "main" / "mark").unlink()
+    following, new = int(segments(journal)[0].stem), tmp_path / "new.db"
+    result = refold("copy", "--accept-end", journal, new) if verb == "copy" else ask(verb, journal)
+    assert result.exit_code == 3, result.stdout
+    assert not new.exists()
+    (line,) = result.stderr.splitlines()
+    assert (
+        f"mark is gone, and records 0 to {following - 1} are gone with the first segment (deleted): restore a backup"
+        in line
+    )
+
+
 @pytest.mark.parametrize("which", [1, -1], ids=["in the middle", "the newest"])
 def test_a_read_model_keeps_what_it_knows_of_records_that_are_lost_and_one_that_is_made_then_knows_those_before(
     journal: Path, which: int

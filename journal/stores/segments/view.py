@@ -21,7 +21,7 @@ from refold.journal.stores.segments.sealed import SealedSegment, read_header
 from refold.journal.stores.segments.shortage import cut_off, lost, shortage
 from refold.journal.stores.segments.stream_files import End, StreamFiles
 from refold.journal.stores.segments.tail import Tail, find_tail
-from refold.journal.stores.segments.unmarked import is_unborn, whole_of
+from refold.journal.stores.segments.unmarked import is_unborn, lost_beginning, whole_of
 
 _ATTEMPTS = 20
 
@@ -150,7 +150,7 @@ class StreamView(StreamFiles):
         if not segments:
             raise lost(self, end)
         if start < segments[0].first:
-            raise not_there(self, start, segments[0].first)
+            raise self._not_there(start, segments[0].first)
         position, is_cut = start, segments[-1].first != end.segment
         for number, name in enumerate(segments):
             following = segments[number + 1].first if number + 1 < len(segments) else None
@@ -167,6 +167,13 @@ class StreamView(StreamFiles):
                 raise damaged(self.folder, position, "deleted", f"is not there; the next segment has {following}")
         if is_cut:
             raise lost(self, end)
+
+    def _not_there(self, start: int, first: int) -> JournalCorrupt:
+        try:
+            self.mark()
+        except MarkLost as lost:
+            return lost_beginning(self, lost, first)
+        return not_there(self, start, first)
 
     def _groups(self, name: SegmentName, start: int, end: End) -> Generator[tuple[Group, bytes], None, None]:
         """The groups of a segment, from the one that holds `start` on, up to `end`."""
