@@ -84,7 +84,7 @@ class StreamView(StreamFiles):
         """The mark; None if the stream never began.
 
         Raises:
-            MarkLost: it's damaged, or gone.
+            MarkLost: it's damaged or gone, or no file.
             JournalError: it can't be read.
         """
         path = self.folder / MARK_NAME
@@ -99,6 +99,8 @@ class StreamView(StreamFiles):
                 raise explain(error, path, "read") from error
             try:
                 return read_mark(self.files, fd)
+            except IsADirectoryError as error:
+                raise MarkLost("is a folder") from error
             except OSError as error:
                 raise explain(error, path, "read") from error
             finally:
