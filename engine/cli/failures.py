@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from refold.engine.cli.typed import typed
-from refold.engine.history.plain import safe
+from refold.engine.history.plain import count, safe
 from refold.journal.errors import (
     Fenced,
     InvariantViolation,
@@ -35,6 +35,7 @@ BUG, UNWRITABLE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 70, 74, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
+_UNTRUSTED = "nothing in it can be trusted: restore a backup"
 _HELP = "`{} --help` shows the options and examples"
 _OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
@@ -155,9 +156,20 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
     if error.kind == "unindexed":
         return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
     if error.position == 0:
-        return "" if error.kind in {"truncated", "deleted"} else "nothing in it can be trusted: restore a backup"
+        return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
     before = typed("log", journal, options=("--until", error.position - 1))
     return f"the records before it are whole: `{before}` lists them; for the others, restore a backup"
+
+
+def _asks_read_model(journal: str) -> str:
+    """What a read model beside segments that are gone still tells of them; empty if there's none."""
+    from refold.engine.audit.witness import known_beside
+
+    num_known = sum(position for _, position, _ in known_beside(journal))
+    if not num_known:
+        return ""
+    ask = typed("audit requests", journal, options=("--as-is",))
+    return f"`{ask}` asks the read model, which was made of {count(num_known, 'record')}"
 
 
 def damaged(error: "JournalCorrupt | Contradiction", journal: str) -> Complaint:

@@ -62,6 +62,33 @@ def test_segments_that_are_all_gone_are_told_by_every_verb(journal: Path, verb: 
     result = ask(verb, journal)
     assert result.exit_code == 3, result.stdout
     assert re.search(r"record 0 in .* and those up to \d+ are lost", result.stderr)
+    hinted = re.search(r"  hint: `(refold audit requests --as-is .*?)`", result.stderr)
+    assert hinted is not None, result.stderr
+    assert len(rows(refold(*shlex.split(hinted[1])[1:], "--json").stdout)) == len(PROMPTS)
+
+
+def test_segments_that_are_all_gone_without_a_read_model_leave_a_backup_or_a_new_beginning(journal: Path) -> None:
+    for path in [*segments(journal), *journal.parent.glob("J.audit.db*")]:
+        path.unlink()
+    said = refold("log", journal).stderr
+    assert "--as-is" not in said
+    command = re.search(r"restore a backup, or, to begin a new journal, move this one away: `mv (.*) ELSEWHERE`", said)
+    assert command is not None, said
+    Path(*shlex.split(command[1])).rename(journal.with_name("elsewhere"))
+    assert refold("run", "--model", "simulated", "hello", "--journal", f"{journal}/").exit_code == 0
+
+
+def test_segments_that_are_all_gone_leave_what_was_archived(journal: Path) -> None:
+    archived = refold("archive", "--until", 300, "--to", journal.parent / "old", journal)
+    assert archived.exit_code == 0, archived.stderr
+    for path in segments(journal):
+        path.unlink()
+    result = refold("verify", journal)
+    assert result.exit_code == 3
+    hinted = re.search(r"`(refold log --until .*?)`", result.stderr)
+    assert hinted is not None, result.stderr
+    done = refold(*shlex.split(hinted[1])[1:], "--json")
+    assert (done.exit_code, rows(done.stdout)[-1]["position"]) == (0, 299), done.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)

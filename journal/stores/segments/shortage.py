@@ -39,9 +39,10 @@ def shortage(stream: StreamFiles, marked: End) -> JournalCorrupt | None:
 def lost(stream: StreamFiles, marked: End) -> JournalCorrupt:
     """The error of a stream whose marked segment is not there."""
     names, last = stream.segments(), marked.head.position - 1
+    if not names and (border := stream.border()):
+        return _short(stream, stream.folder, border, marked, "of its segments none is there")
     if not names:
-        gone = _and_those_up_to(stream.border(), last)
-        return damaged(stream.folder, stream.border(), "deleted", f"{gone}: of its segments none is there")
+        return _all_lost(stream, last)
     first, which = marked.segment, "the segment that it was acknowledged in is gone"
     if names[-1].first > marked.segment:
         return damaged(stream.folder, first, "deleted", f"{_and_those_up_to(first, last)}: {which}")
@@ -66,6 +67,15 @@ def cut_off(stream: StreamFiles, name: SegmentName, marked: End) -> JournalCorru
         gone = _and_those_up_to(position, marked.head.position - 1)
         return damaged(path, position, "truncated", f"{gone}: {where}")
     return _short(stream, path, position, marked, where)
+
+
+def _all_lost(stream: StreamFiles, last: int) -> JournalCorrupt:
+    mended = f"restore a backup, or, to begin a new journal, move this one away: `mv {shlex.quote(str(stream.root))} ELSEWHERE`"
+    return JournalCorrupt(
+        f"record 0 in {stream.folder} {_and_those_up_to(0, last)}: of its segments none is there (deleted); {mended}",
+        position=0,
+        kind="deleted",
+    )
 
 
 def _and_those_up_to(first: int, last: int) -> str:
