@@ -161,6 +161,23 @@ def test_a_newest_segment_that_was_emptied_is_told_with_hints_that_work(
         assert last.get("position", last.get("num_records", 0) - 1) == int(newest.stem) - 1
 
 
+@pytest.mark.parametrize("verb", ["compact", "migrate", "migrate --check"])
+@pytest.mark.parametrize("damage", ["gone", "flipped"])
+def test_whoever_would_say_that_all_is_well_reads_the_records_first(journal: Path, verb: str, damage: str) -> None:
+    oldest = segments(journal)[0]
+    if damage == "gone":
+        oldest.unlink()
+    else:
+        content = bytearray(oldest.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        oldest.write_bytes(content)
+    before = {path: path.read_bytes() for path in (journal / "main").iterdir()}
+    result = refold(*verb.split(), journal)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert f"record 0 in {oldest.parent}" in result.stderr
+    assert {path: path.read_bytes() for path in (journal / "main").iterdir()} == before
+
+
 @pytest.mark.parametrize("verb", ["verify", "log", "stat", "copy", "run", "compact"])
 def test_a_first_segment_that_is_gone_with_the_mark_is_told_once_without_a_way_out_that_fails(
     journal: Path, tmp_path: Path, verb: str
@@ -172,7 +189,8 @@ def test_a_first_segment_that_is_gone_with_the_mark_is_told_once_without_a_way_o
     result = refold("copy", "--accept-end", journal, new) if verb == "copy" else ask(verb, journal)
     assert result.exit_code == 3, result.stdout
     assert not new.exists()
-    (line,) = result.stderr.splitlines()
+    line, hint = result.stderr.splitlines()
+    assert hint.startswith(f"  hint: `refold audit requests --as-is {journal}`")
     assert (
         f"mark is gone, and records 0 to {following - 1} are gone with the first segment (deleted): restore a backup"
         in line
