@@ -161,6 +161,42 @@ def test_a_newest_segment_that_was_emptied_is_told_with_hints_that_work(
         assert last.get("position", last.get("num_records", 0) - 1) == int(newest.stem) - 1
 
 
+@pytest.mark.parametrize("damage", ["the first segment is gone", "a block is flipped", "the newest was cut"])
+def test_integrity_reads_again_what_was_projected_before_and_calls_no_damaged_journal_whole(
+    journal: Path, damage: str
+) -> None:
+    oldest, newest = segments(journal)[0], segments(journal)[-1]
+    (before,) = rows(refold("audit", "integrity", "--json", journal).stdout)
+    assert before["chain"] == "whole"
+    if damage == "the first segment is gone":
+        oldest.unlink()
+    elif damage == "the newest was cut":
+        os.truncate(newest, newest.stat().st_size - 10)
+    else:
+        content = bytearray(oldest.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        oldest.write_bytes(content)
+    asked = refold("audit", "integrity", "--json", journal)
+    assert asked.exit_code == 3
+    assert '"whole"' not in asked.stdout
+    if damage != "the newest was cut":  # then the read model is left as it is, and nothing is asked of it
+        (row,) = rows(asked.stdout)
+        assert (row["chain"], row["damage_position"], row["num_records"]) == ("damaged", 0, before["num_records"])
+        assert "record 0 in " in row["damage"]
+        assert row["damage"] in asked.stderr
+    unread = refold("audit", "integrity", "--as-is", journal)
+    assert unread.exit_code == 0
+    assert unread.stderr.startswith("refold: the records were not read again: with --as-is, ")
+
+
+def test_integrity_says_what_it_does_not_read(journal: Path) -> None:
+    assert refold("archive", "--until", 300, "--to", journal.parent / "old", journal).exit_code == 0
+    shutil.rmtree(journal.parent / "old")
+    asked = refold("audit", "integrity", "--json", journal)
+    assert asked.exit_code == 0, asked.stderr
+    assert asked.stderr == "refold: the first 300 records of stream main are archived, and were not read again\n"
+
+
 @pytest.mark.parametrize("verb", ["compact", "migrate", "migrate --check"])
 @pytest.mark.parametrize("damage", ["gone", "flipped"])
 def test_whoever_would_say_that_all_is_well_reads_the_records_first(journal: Path, verb: str, damage: str) -> None:
