@@ -76,7 +76,9 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
     if as_json:
         write_json(_success(verdict))
     elif not verdict.num_records:
-        write(f"empty: no record is in {named(journal)}, so nothing was verified; one that was emptied looks like a new one")
+        write(
+            f"empty: no record is in {named(journal)}, so nothing was verified; one that was emptied looks like a new one"
+        )
     else:
         _print(verdict, journal)
 
