@@ -58,7 +58,7 @@ class SqliteDatabase(Database):
     def record_of(self, row: Sequence[Any]) -> Record:
         return restored(row)
 
-    def enter(self, stream: str, *, exclusive: bool) -> None:  # noqa: ARG002 - the lock is the file's
+    def enter(self, stream: str, *, exclusive: bool) -> None:
         if exclusive and self._owner is None:
             self._owner = OwnerLock(self._path)
         try:
