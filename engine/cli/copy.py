@@ -122,6 +122,7 @@ def _copy(
         if copied.head.position:
             verify_copy(store, stream, copied.head, progress.advance)
     doubt = copied.doubt
+    num_lost = max(0, doubt.num_known - copied.head.position) if doubt is not None else 0
     return {
         "schema": "refold.copy/1",
         "from": source,
@@ -131,7 +132,8 @@ def _copy(
         "num_copied": copied.head.position - copied.num_found,
         "head": format_head(copied.head),
         "end_is_vouched": doubt is None,
-        "num_lost": max(0, doubt.num_known - copied.head.position) if doubt is not None else 0,
+        "num_lost": num_lost,
+        "lost_told_by": doubt.told_by if doubt is not None and num_lost else None,
         "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
         "seconds": round(time.perf_counter() - started_s, 3),
     }
@@ -146,17 +148,18 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     write(f"copied {count(report['num_copied'], 'record')} of stream {safe(report['stream'])}{there}; verified")
     write(f"  head {report['head']}")
     if not report["end_is_vouched"]:
-        write(f"  {_what_is_lost(safe(report['from']), report['num_records'], report['num_lost'])}")
+        write(f"  {_what_is_lost(report)}")
 
 
-def _what_is_lost(source: str, end: int, num_lost: int) -> str:
-    """What is known of a stream of `end` records behind its end."""
+def _what_is_lost(report: dict[str, Any]) -> str:
+    """What is known of a stream behind its end."""
+    source, end, num_lost = safe(report["from"]), report["num_records"], report["num_lost"]
     if not num_lost:
         return f"whether {source} had acknowledged records from {end} on can't be known"
     lost = f"records {end} to {end + num_lost - 1} are" if num_lost > 1 else f"record {end} is"
     return (
-        f"{lost} lost: what is kept beside the records of {source} (a mark, a snapshot) says that it had "
-        f"{count(end + num_lost, 'record')}; whether it had acknowledged more can't be known"
+        f"{lost} lost: {'the mark' if report['lost_told_by'] == 'mark' else 'a snapshot'} beside the records of {source} says that "
+        f"it had {count(end + num_lost, 'record')}; whether it had acknowledged more can't be known"
     )
 
 

@@ -233,6 +233,25 @@ def test_a_first_segment_that_is_gone_with_the_mark_is_told_once_without_a_way_o
     )
 
 
+def test_a_copy_of_what_is_left_says_that_the_mark_told_of_the_rest(journal: Path, tmp_path: Path) -> None:
+    gone = segments(journal)[-1]
+    num_records = rows(refold("stat", "--json", journal).stdout)[0]["num_records"]
+    gone.unlink()
+    copied = refold("copy", "--accept-end", journal, tmp_path / "new.db").stdout.splitlines()
+    first = int(gone.stem)
+    assert copied[-1].startswith(
+        f"  records {first} to {num_records - 1} are lost: the mark beside the records of {journal} says"
+    )
+    (report,) = rows(refold("copy", "--accept-end", "--json", journal, tmp_path / "new.db").stdout)
+    assert (report["end_is_vouched"], report["num_lost"], report["lost_told_by"]) == (
+        False,
+        num_records - first,
+        "mark",
+    )
+    (sound,) = rows(refold("copy", "--json", tmp_path / "new.db", tmp_path / "again.db").stdout)
+    assert (sound["num_lost"], sound["lost_told_by"]) == (0, None)
+
+
 @pytest.mark.parametrize("which", [1, -1], ids=["in the middle", "the newest"])
 def test_a_read_model_keeps_what_it_knows_of_records_that_are_lost_and_one_that_is_made_then_knows_those_before(
     journal: Path, which: int

@@ -90,5 +90,6 @@ def _short(stream: StreamFiles, where: object, position: int, marked: End, why: 
         f"record {position} in {where} {gone}: {why} (truncated); restore it from a backup{way_out if position else ''}",
         position=position,
         num_known=marked.head.position,
+        told_by="mark",
         kind="truncated",
     )

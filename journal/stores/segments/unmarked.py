@@ -110,7 +110,7 @@ def lost_end(view: StreamFiles, lost: MarkLost) -> JournalCorrupt:
         *filter(None, (behind, proved)),
         f"{unknown}: `refold copy --accept-end {journal} NEW` makes a new journal of what is whole",
     ]
-    error = EndInDoubt("; ".join(told), position=head.position, num_known=known)
+    error = EndInDoubt("; ".join(told), position=head.position, num_known=known, told_by="snapshot" if known else None)
     error.place = str(view.folder.parent)
     return error
 
