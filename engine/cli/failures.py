@@ -35,6 +35,7 @@ BUG, UNWRITABLE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 70, 74, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
+GOES_ON = "once that is mended, the same command goes on"
 _UNTRUSTED = "nothing in it can be trusted: restore a backup"
 _HELP = "`{} --help` shows the options and examples"
 _OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
@@ -62,7 +63,7 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
     (Fenced, _Blame(OWNED, "another engine has this journal now; what it says is what holds")),
     (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
     (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
-    (JournalError, _Blame(UNREADABLE, "once that is mended, the same command goes on")),
+    (JournalError, _Blame(UNREADABLE, GOES_ON)),
     (Rejected, _Blame(USAGE, _HELP)),
     (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),
     (InvariantViolation, _Blame(BUG, "this is a bug of refold: `refold verify` on the journal reproduces it")),

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from refold import migrations
+from refold.journal.copying import BATCH_RECORDS
+from refold.journal.stores import open_store
+from refold.journal.testing import make_records
 from tests.cli.command import assert_one_line_and_a_hint, refold, rows
 from tests.kit.disk import FROM_THEN_ON, ONCE, preloaded
 
@@ -83,3 +87,34 @@ def test_a_file_that_a_full_disk_has_no_room_for_is_not_there_or_is_what_it_was(
     assert file.stat().st_size > 1000
     assert file.stat().st_mode & 0o777 == 0o640
     assert list(folder.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(("name", "num_calls", "step"), [("copy.db", 1000, 200), ("copy/", 14, 2)])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_copy_that_fills_the_disk_says_how_many_records_it_has_and_goes_on_from_there(
+    tmp_path: Path, name: str, num_calls: int, step: int, as_json: bool
+) -> None:
+    journal, known = tmp_path / "x.db", None
+    migrations.ensure(str(journal))
+    store = open_store(str(journal))
+    store.append("main", make_records(store.open_stream(), 3 * BATCH_RECORDS))
+    store.close()
+    while known is None:  # until the first batch is in
+        folder = tmp_path / str(num_calls)
+        folder.mkdir()
+        target = f"{folder}/{name}"
+        copy = ("copy", *["--json"] * as_json, str(journal), target)
+        full = on_a_full_disk(folder, num_calls, *copy, mode=ONCE)
+        assert full.returncode == 3, (num_calls, full.stdout, full.stderr)
+        known = re.search(r"has ([\d,]+) records of stream main: the same command goes on from there", full.stderr)
+        num_calls += step
+    num_there = int(known[1].replace(",", ""))
+    assert num_there in {BATCH_RECORDS, 2 * BATCH_RECORDS}
+    assert_one_line_and_a_hint(full.stderr)
+    assert f"{target} has " in full.stderr
+    if as_json:
+        (report,) = rows(full.stdout)
+        assert (report["ok"], report["num_records"]) == (False, num_there)
+    (report,) = rows(refold("copy", "--json", journal, target).stdout)
+    assert (report["ok"], report["num_records"]) == (True, 3 * BATCH_RECORDS)
+    assert report["num_copied"] == 3 * BATCH_RECORDS - num_there

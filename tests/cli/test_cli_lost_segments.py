@@ -233,6 +233,25 @@ def test_a_first_segment_that_is_gone_with_the_mark_is_told_once_without_a_way_o
     )
 
 
+def test_a_copy_that_meets_damage_in_the_middle_says_how_many_records_it_has(journal: Path, tmp_path: Path) -> None:
+    gone, target = segments(journal)[1], tmp_path / "new.db"
+    backup = gone.read_bytes()
+    gone.unlink()
+    first = int(gone.stem)
+    copied = refold("copy", "--json", journal, target)
+    assert copied.exit_code == 3
+    assert_one_line_and_a_hint(copied.stderr)
+    assert copied.stderr.endswith(
+        f"; {target} has {first} records of stream main: the same command goes on from there\n"
+    )
+    (report,) = rows(copied.stdout)
+    assert (report["ok"], report["num_records"]) == (False, first)
+    assert f"record {first} in " in report["message"]
+    gone.write_bytes(backup)
+    (report,) = rows(refold("copy", "--json", journal, target).stdout)
+    assert (report["ok"], report["num_records"] - report["num_copied"]) == (True, first)
+
+
 def test_a_copy_of_what_is_left_says_that_the_mark_told_of_the_rest(journal: Path, tmp_path: Path) -> None:
     gone = segments(journal)[-1]
     num_records = rows(refold("stat", "--json", journal).stdout)[0]["num_records"]
