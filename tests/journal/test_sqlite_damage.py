@@ -233,6 +233,21 @@ class TestAnEndThatIsGone:
         assert "were acknowledged" in result.stderr
         assert (left_behind.read_bytes(), wal.read_bytes()) == before
 
+    def test_a_read_model_is_not_written_into_them_and_what_is_there_is_asked_all_the_same(
+        self, left_behind: Path, wal: Path
+    ) -> None:
+        content = bytearray(wal.read_bytes())
+        content[len(content) // 2] ^= 4
+        wal.write_bytes(content)
+        before = left_behind.read_bytes(), wal.read_bytes()
+        asked = refold("sql", "--csv", left_behind, "SELECT num_records < 4 FROM integrity")
+        assert asked.stdout.splitlines()[-1] == "1", asked.stderr
+        assert "must not be: projecting it into a temporary file" in asked.stderr
+        rebuilt = refold("audit", "rebuild", left_behind)
+        assert (rebuilt.exit_code, rebuilt.stdout) == (3, "")
+        assert "were acknowledged" in rebuilt.stderr
+        assert (left_behind.read_bytes(), wal.read_bytes()) == before
+
     def test_a_head_without_its_record_is_refused_without_a_trace_too(self, path: Path) -> None:
         with contextlib.closing(sqlite3.connect(path)) as plain:
             plain.execute("DELETE FROM journal_records WHERE position = 4")
