@@ -13,6 +13,7 @@ from refold.engine.cli.console import (
     note,
     reading,
     remembered,
+    streams_of,
     tell_doubt,
     verb,
     write,
@@ -112,7 +113,7 @@ def _telling_what_is_there(store: ReplicaStore, stream: str, source: str, target
 def _num_there(store: ReplicaStore, stream: str) -> int | None:
     """How many records the target has; None if it can't tell."""
     try:
-        return store.head(stream).position
+        return store.head(stream).position if stream in streams_of(store) else 0
     except JournalError:
         return None
 
