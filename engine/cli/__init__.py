@@ -11,8 +11,11 @@ Each verb is loaded when it is called, so that reading a journal never waits for
 
 def main() -> None:
     """Run the command line and exit."""
+    import gc
     import sys
 
+    # To load a verb makes a hundred thousand objects and no garbage; Python would look for it after every 700 of them.
+    gc.set_threshold(50_000)
     try:
         from refold.engine.cli.app import app
 
