@@ -43,8 +43,9 @@ it at once: nothing is in twice, and nothing is missing. What a [redaction](../h
 model as well, in the same transaction (of segments: right after it).
 
 The journal is the evidence; the read model is what was derived from it. The hash chain doesn't cover these tables, and a record is not
-read again once it is projected: whoever can write the file can change an answer, and damage to a record from before isn't seen here.
-`refold verify` judges the journal, and `refold audit rebuild` derives the tables anew from it.
+read again once it is projected: whoever can write the file can change an answer, and damage to a record from before isn't seen by `refold sql`.
+`refold audit integrity` reads every record that isn't archived again, and checks the chain, before it calls a journal whole (with `--as-is` it
+doesn't, and says so). `refold verify` judges the journal, and `refold audit rebuild` derives the tables anew from it.
 
 To the projection, an event that contradicts those before it is a row of `violations`, and it goes on. A record that isn't what was
 written ends it: the views then tell of what comes before, and `integrity` says where and why.

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -58,6 +59,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # the engine's alone: it finishes what is in flight, and ends us
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
+    # To load torch makes a million objects and no garbage; Python would look for it after every 700 of them.
+    gc.set_threshold(50_000)
     channel = Channel(socket.socket(fileno=int(sys.argv[-1])))
     try:
         return _serve(channel, _Pulse(channel))

@@ -12,7 +12,7 @@ The source may be written meanwhile: what was there when the copying began is co
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from refold.journal.ends import check_end
+from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, in_groups
@@ -26,10 +26,11 @@ BATCH_BYTES = 4 << 20
 
 
 class Copied(NamedTuple):
-    """What a copy did: the target's head, and how many of its records were there before."""
+    """What a copy did: the target's head, how many of its records were there before, and why the source's end isn't vouched for."""
 
     head: Head
     num_found: int
+    doubt: EndInDoubt | None = None
 
 
 def copy_stream(
@@ -56,29 +57,39 @@ def copy_stream(
         JournalOwned: a live engine writes the target.
         JournalError: a store failed; the copy can go on later.
     """
-    check_source(source, stream, accepts_end=accepts_end)
+    doubt = check_source(source, stream, accepts_end=accepts_end)
     goal = source.head(stream)
     start = target.open_replica(stream)
     check_beginning(source, stream, start, goal)
     on_records(start.position)
-    copy_on(source, target, stream, start, goal, on_records)
-    return Copied(target.head(stream), start.position)
+    try:
+        copy_on(source, target, stream, start, goal, on_records)
+    except EndInDoubt as error:  # the source has less than its head says: all there is has been copied
+        if not accepts_end:
+            raise
+        doubt = error
+    return Copied(target.head(stream), start.position, doubt)
 
 
-def check_source(source: JournalReader, stream: str, *, accepts_end: bool = False) -> None:
+def check_source(source: JournalReader, stream: str, *, accepts_end: bool = False) -> EndInDoubt | None:
     """See to it that there's something to copy: an end that is vouched for, and a first record. To be asked before a target is made.
+
+    Returns why the end isn't vouched for, if it's accepted.
 
     Raises:
         JournalCorrupt: the first record is damaged, or the end can't be vouched for. With `accepts_end` only if nothing is whole.
         JournalError: the source can't be read.
     """
+    doubt = None
     try:
         check_end(source, stream)
-    except JournalCorrupt:
+    except EndInDoubt as error:
         if not accepts_end or not source.head(stream).position:
             raise
+        doubt = error
     for _ in verified_part(source, stream, EMPTY_HEAD, 1):
         pass
+    return doubt
 
 
 def copy_on(

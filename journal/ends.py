@@ -11,13 +11,20 @@ class EndInDoubt(JournalCorrupt):
 
     Attributes:
         num_known: how many records it had, as far as something beside them proves; 0 if nothing proves more than are there.
+        told_by: what proves it.
     """
 
     def __init__(
-        self, message: str, *, position: int, num_known: int = 0, kind: Literal["unmarked", "truncated"] = "unmarked"
+        self,
+        message: str,
+        *,
+        position: int,
+        num_known: int = 0,
+        told_by: Literal["mark", "snapshot"] | None = None,
+        kind: Literal["unmarked", "truncated"] = "unmarked",
     ) -> None:
         super().__init__(message, position=position, kind=kind)
-        self.num_known = num_known
+        self.num_known, self.told_by = num_known, told_by
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """What all tests share: files in memory, compiled modules, and a PostgreSQL server, started when the first test asks for it."""
 
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,14 @@ if "TMPDIR" not in os.environ and (memory := memory_folder()):
 # Hundreds of tests start a process, and each would compile all of refold again.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
+
+# Modules and thousands of tests stay until the end: the garbage collector needn't look at them again and again.
+gc.set_threshold(50_000)
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

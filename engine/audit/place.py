@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from refold import migrations
 from refold.engine.audit.witness import check_nothing_lost
-from refold.journal.ends import check_end, check_parts
-from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.ends import EndInDoubt, check_end, check_parts
+from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
 from refold.journal.stores.location import file_path, locate, shown
@@ -60,13 +60,40 @@ def place_of(journal: str) -> Place:
 
 @contextmanager
 def writable_place(journal: str) -> Iterator[Place]:
-    """`place_of`, or a temporary one where this user can't write."""
+    """`place_of`, or a temporary one where this user can't write, or nobody should: see `_check_end_in`."""
     place = place_of(journal)
-    if place.path is None or _can_write(place.path):
+    if place.path is None or (_can_write(place.path) and not _is_cut(place)):
         yield place
         return
     with tempfile.TemporaryDirectory(prefix="refold-audit-") as folder:
         yield Place(journal, Path(folder) / "audit.db", None, is_own_file=True, is_temporary=True)
+
+
+def _is_cut(place: Place) -> bool:
+    try:
+        _check_end_in(place)
+    except EndInDoubt:
+        return True
+    except NotFound:  # whoever asks is told
+        pass
+    return False
+
+
+def _check_end_in(place: Place) -> None:
+    """A journal's own file that ends before what was acknowledged stays as it is: to write to it would fold its damaged WAL into it.
+
+    Raises:
+        EndInDoubt: it does.
+        JournalError: it can't be read.
+    """
+    if place.path is None or place.is_own_file:
+        return
+    reader = open_reader(place.journal)
+    try:
+        for stream in streams_of(reader):
+            check_end(reader, stream)
+    finally:
+        reader.close()
 
 
 def _can_write(path: Path) -> bool:
@@ -96,8 +123,9 @@ def open_writer(place: Place) -> AuditWriter:
     """A writer at a place; a file of its own is made if it isn't there.
 
     Raises:
-        JournalError: it can't be.
+        JournalError: it can't be, or mustn't: see `_check_end_in`.
     """
+    _check_end_in(place)
     if place.path is None:
         from refold.projections.audit.postgres_writer import PostgresAuditWriter  # noqa: PLC0415
 

@@ -32,17 +32,24 @@ def check_nothing_lost(journal: str, stream: str | None = None, reader: JournalR
     if location.kind != "segments" or location.path is None:
         return
     model = beside.path_beside(location.path)
-    if not model.exists():
-        return
-    known = [each for each in _known(model) if stream in {None, each[0]}]
+    known = [each for each in known_beside(journal) if stream in {None, each[0]}]
     there = _positions(journal, location.path, [each[0] for each in known], reader) if known else {}
     for name, position, head_hash in known:
         if not there.get(name):
             raise _lost(location.path, model, name, position, head_hash)
 
 
+def known_beside(journal: str) -> list[tuple[str, int, str]]:
+    """The streams that the read model beside segments shows, how many records it has of them, and the hash of the last.
+
+    None of a journal of another kind, or if it's damaged or not there.
+    """
+    location = locate(journal)
+    model = None if location.kind != "segments" or location.path is None else beside.path_beside(location.path)
+    return [] if model is None or not model.exists() else _known(model)
+
+
 def _known(model: Path) -> list[tuple[str, int, str]]:
-    """The streams that a read model shows, how many records it has of them, and the hash of the last. Of one that is damaged: none."""
     with contextlib.suppress(sqlite3.Error, JournalError):
         has_wal = model.with_name(f"{model.name}-wal").exists()
         connection = connect_readonly(model, immutable=not has_wal)  # which leaves no files beside it

@@ -59,7 +59,7 @@ def asking(journal: str, *, as_is: bool) -> Iterator[Questions]:
         return
     with writable_place(journal) as place:
         if place.is_temporary:
-            note(f"refold: {named(journal)} can't be written: projecting it into a temporary file")
+            note(f"refold: {named(journal)} can't be written, or must not be: projecting it into a temporary file")
         is_damaged = any(checkpoint.damage is not None for checkpoint in caught_up(place))
         with questions(place) as asked:
             yield asked

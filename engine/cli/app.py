@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
+from refold.engine.cli import let_interrupt
 from refold.engine.cli.failures import report
 
 EPILOG = """\b
@@ -84,7 +85,7 @@ class Settings:
 
     def report(self, error: BaseException) -> int:
         """Say on stderr what went wrong; returns the exit status."""
-        return report(error, debug=self.debug, command=self.command, journal=self.journal)
+        return report(error, debug=self.debug, command=self.command, journal=self.journal, told=self.told)
 
 
 class VerbGroup(click.Group):
@@ -113,7 +114,9 @@ class VerbGroup(click.Group):
             raise click.UsageError(f"no verb {name!r}{guess}", ctx)
         if name in VERBS:
             ctx.obj.command = f"refold {name}"
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        let_interrupt()
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the verbs without importing one."""

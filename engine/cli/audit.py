@@ -15,15 +15,18 @@ from refold.engine.cli.console import (
     json_option,
     named,
     note,
+    reading,
     require_journal,
     verb,
     write,
     write_json,
 )
-from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, unwritable
+from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damaged, unwritable
+from refold.engine.cli.progress import bar
 from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import count, safe
 from refold.engine.history.relations import similar
+from refold.journal.errors import JournalCorrupt
 from refold.projections.audit.catalogue import BY_NAME, VIEWS, View
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ Examples:
 Each named query is a view with the same name: `refold sql run.db "SELECT * FROM requests"`."""
 
 _POLL_S = 0.2
+_READS_AGAIN = (
+    "Every record that isn't archived is read again and checked against the one before; with --as-is none is."
+)
 _COUNT = click.IntRange(0, 2**62)
 _OWN = ("list", "follow", "rebuild", "export")
 
@@ -195,10 +201,29 @@ def _about_known(request_id: str, answer: Answer, asked: Questions) -> Answer:
     return answer._replace(rows=iter(()))
 
 
+def _checked(answer: Answer, journal: str, *, as_is: bool) -> tuple[Answer, JournalCorrupt | None]:
+    """The rows of `integrity` after the journal was read again, and damage that they didn't know; a word on what wasn't read."""
+    from refold.engine.audit.reread import as_it_is, read_again
+
+    if as_is:
+        note(
+            "refold: the records were not read again: with --as-is, whole means that they were when they were projected"
+        )
+        return answer, None
+    with reading(journal) as reader, bar("checking", reader.head().position, "records") as progress:
+        found = read_again(reader, progress.advance)
+    for stream, read in found.items():
+        if read.num_archived:
+            archived = count(read.num_archived, "record")
+            note(f"refold: the first {archived} of stream {safe(stream)} are archived, and were not read again")
+    return as_it_is(answer, found)
+
+
 def _query(view: View) -> click.Command:
     """The command of a named query."""
 
     def run(journal: str, limit: int, as_json: bool, as_csv: bool, as_is: bool, **wanted: Any) -> None:
+        damage: JournalCorrupt | None = None
         chosen = {column: value for column, value in wanted.items() if value is not None}
         columns = "*" if as_json or as_csv else view.shown.replace(" ", ", ")
         with asking(journal, as_is=as_is) as asked:
@@ -209,13 +234,20 @@ def _query(view: View) -> click.Command:
             answer = asked.ask(sql, list(chosen.values()))
             if "request_id" in chosen:
                 answer = _about_known(chosen["request_id"], answer, asked)
+            if view.name == "integrity":
+                answer, damage = _checked(answer, journal, as_is=as_is)
             num = show(answer, as_json=as_json, as_csv=as_csv)
+            if damage is not None:
+                raise damaged(damage, journal)
         if view.name == "violations" and num:
             raise Complaint(
                 f"{named(journal)} has violations", "`refold verify` says where the first law is broken", NOT_SO
             )
 
-    run.__doc__ = f"{view.question}\n\n    A terminal shows the columns that matter most; --json and --csv have all."
+    again = f"{_READS_AGAIN} " if view.name == "integrity" else ""
+    run.__doc__ = (
+        f"{view.question}\n\n    {again}A terminal shows the columns that matter most; --json and --csv have all."
+    )
     options = [click.option("-n", "--limit", type=_COUNT, default=0, metavar="N", help="At most N rows; 0 for all.")]
     for column in view.filters:
         flag, name, kind, text = _FILTERS[column]

@@ -19,16 +19,20 @@ Exit status: 0 compacted, 3 the journal is damaged, 5 an engine writes it."""
 def command(as_json: bool, journal: str) -> None:
     """Give back what a journal doesn't need: records that are archived, snapshots that are too many, free pages.
 
-    Records that aren't archived are never touched. SQLite needs as much free disk as the journal is large; a folder of segments is
+    Records that aren't archived are never touched: they are read first, and a journal that is damaged is left as it is. SQLite needs as much free disk as the journal is large; a folder of segments is
     sealed, and an index that was damaged is written anew. A kill at any moment leaves the journal as it was, or compacted.
     """
     from refold.engine.history.archiving import compact_stream, open_for_keeping
+    from refold.engine.history.kept import check_kept
     from refold.journal.stores import open_store
     from refold.journal.stores.sizes import sizes_of
 
     with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
         names = reader.streams() if hasattr(reader, "streams") else [DEFAULT_STREAM]
         num_records = sum(reader.head(name).position for name in names)
+        with bar("checking", num_records, "records") as progress:
+            for name in names:
+                check_kept(reader, name, progress.advance)
     before = sizes_of(journal).all
     store, deleted = open_store(journal), 0
     try:

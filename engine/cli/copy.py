@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -19,17 +19,17 @@ from refold.engine.cli.console import (
     write,
     write_json,
 )
-from refold.engine.cli.failures import Complaint, explain
+from refold.engine.cli.failures import GOES_ON, Complaint, explain
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.journal.copying import check_source
-from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalError, Rejected
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
 from refold.journal.store import DEFAULT_STREAM
 
 if TYPE_CHECKING:
+    from refold.journal.copying import Copied
     from refold.journal.store import JournalReader
 
 POLL_S = 0.2
@@ -38,7 +38,7 @@ EXAMPLES = """Examples:
   refold copy refold.db backup.db                        what is there now; the engine may go on writing refold.db
   refold copy refold.db postgresql://user@host/journals  the same command again goes on where it was, or catches up
   refold copy --follow refold.db segments:///replica     and whatever comes, until Ctrl-C
-  refold copy --accept-end damaged/ mended/              what is whole of segments that have lost their mark
+  refold copy --accept-end damaged/ mended/              what is whole of segments that have lost their end, or their mark
 
 Exit status: 0 copied and verified, 2 the target holds something else, 3 a journal is damaged, 5 an engine writes the target."""
 
@@ -73,10 +73,11 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
         check_source(reader, names[0], accepts_end=accept_end)  # before there's a target, which would be empty
         store = _open_target(target)
         try:
-            with _telling_of_empty(store, source, target):
-                for name in names:
-                    report = _copy(reader, store, name, source, target, accept_end)
-                    _say(report, as_json)
+            for name in names:
+                with _telling_what_is_there(store, name, source, target, as_json):
+                    done = _copy(reader, store, name, accept_end)
+                places = {"schema": "refold.copy/1", "from": source, "to": target}
+                _say(places | _verified(reader, store, name, done), as_json)
             if follow:
                 _follow(reader, store, names[0])
         finally:
@@ -84,65 +85,84 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
 
 
 @contextmanager
-def _telling_of_empty(store: ReplicaStore, source: str, target: str) -> Iterator[None]:
-    """A target that took no record is there all the same, and looks like a journal that nobody has written to: say so.
+def _telling_what_is_there(store: ReplicaStore, stream: str, source: str, target: str, as_json: bool) -> Iterator[None]:
+    """Of a copy that isn't finished, say how many records the target has, and that the same command goes on from there.
 
-    It isn't removed, for it may have been there before, and somebody may have opened it since.
+    One that has none looks like a journal that nobody has written to. It isn't removed, for it may have been there before, and
+    somebody may have opened it since.
     """
     from refold.journal.errors import JournalOwned
 
     try:
         yield
+    except KeyboardInterrupt:
+        note(f"refold: {_so_far(_num_there(store, stream), stream, target)}")
+        raise
+    except JournalOwned:
+        raise
     except JournalError as error:
-        if isinstance(error, JournalOwned) or _holds_any(store):
-            raise
         line, hint, status = explain(error, "refold copy", source)
-        empty = f"{named(target)} has no record yet: the same command goes on; remove it, if you don't want it"
-        raise Complaint(line, f"{hint}; {empty}" if hint else empty, status) from error
+        num_there = _num_there(store, stream)
+        if as_json:
+            failed = {"from": source, "to": target, "stream": stream, "ok": False, "num_records": num_there}
+            write_json({"schema": "refold.copy/1", **failed, "message": str(error)})
+        so_far = _so_far(num_there, stream, target)
+        raise Complaint(line, so_far if hint in {"", GOES_ON} else f"{hint}; {so_far}", status) from error
 
 
-def _holds_any(store: ReplicaStore) -> bool:
-    """Whether a store has a record; also if it can't tell."""
+def _num_there(store: ReplicaStore, stream: str) -> int | None:
+    """How many records the target has; None if it can't tell."""
     try:
-        return any(store.head(name).position for name in streams_of(store))
+        return store.head(stream).position if stream in streams_of(store) else 0
     except JournalError:
-        return True
+        return None
 
 
-def _copy(
-    reader: "JournalReader", store: ReplicaStore, stream: str, source: str, target: str, accept_end: bool
-) -> dict[str, Any]:
-    from refold.engine.history.verify import format_head
-    from refold.journal.copying import copy_newest_snapshot, copy_stream, verify_copy
+def _so_far(num_there: int | None, stream: str, target: str) -> str:
+    if num_there is None:
+        return f"{named(target)} can't tell how many records it has: the same command finds out, and goes on"
+    if not num_there:
+        return f"{named(target)} has no record yet: the same command goes on; remove it, if you don't want it"
+    there = f"{count(num_there, 'record')} of stream {safe(stream)}"
+    return f"{named(target)} has {there}: the same command goes on from there"
 
-    goal, doubt = reader.head(stream), _doubt(reader, stream)
+
+class _Done(NamedTuple):
+    copied: "Copied"
+    started_s: float
+
+
+def _copy(reader: "JournalReader", store: ReplicaStore, stream: str, accept_end: bool) -> _Done:
+    from refold.journal.copying import copy_stream
+
     started_s = time.perf_counter()
-    with bar(f"copying {stream}", goal.position, "records") as progress:
+    with bar(f"copying {stream}", reader.head(stream).position, "records") as progress:
         copied = copy_stream(reader, store, stream, on_records=progress.advance, accepts_end=accept_end)
-    with bar(f"verifying {stream}", copied.head.position, "records") as progress:
-        if copied.head.position:
-            verify_copy(store, stream, copied.head, progress.advance)
+    return _Done(copied, started_s)
+
+
+def _verified(reader: "JournalReader", store: ReplicaStore, stream: str, done: _Done) -> dict[str, Any]:
+    """Verify a copy that is finished, and tell of it."""
+    from refold.engine.history.verify import format_head
+    from refold.journal.copying import copy_newest_snapshot, verify_copy
+
+    head, num_found, doubt = done.copied
+    with bar(f"verifying {stream}", head.position, "records") as progress:
+        if head.position:
+            verify_copy(store, stream, head, progress.advance)
+    num_lost = max(0, doubt.num_known - head.position) if doubt is not None else 0
     return {
-        "schema": "refold.copy/1",
-        "from": source,
-        "to": target,
         "stream": stream,
-        "num_records": copied.head.position,
-        "num_copied": copied.head.position - copied.num_found,
-        "head": format_head(copied.head),
+        "ok": True,
+        "num_records": head.position,
+        "num_copied": head.position - num_found,
+        "head": format_head(head),
         "end_is_vouched": doubt is None,
-        "num_lost": max(0, doubt.num_known - copied.head.position) if doubt is not None else 0,
-        "snapshot": copy_newest_snapshot(reader, store, stream, copied.head.position),
-        "seconds": round(time.perf_counter() - started_s, 3),
+        "num_lost": num_lost,
+        "lost_told_by": doubt.told_by if doubt is not None and num_lost else None,
+        "snapshot": copy_newest_snapshot(reader, store, stream, head.position),
+        "seconds": round(time.perf_counter() - done.started_s, 3),
     }
-
-
-def _doubt(reader: "JournalReader", stream: str) -> EndInDoubt | None:
-    try:
-        check_end(reader, stream)
-    except EndInDoubt as doubt:
-        return doubt
-    return None
 
 
 def _say(report: dict[str, Any], as_json: bool) -> None:
@@ -154,17 +174,18 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     write(f"copied {count(report['num_copied'], 'record')} of stream {safe(report['stream'])}{there}; verified")
     write(f"  head {report['head']}")
     if not report["end_is_vouched"]:
-        write(f"  {_what_is_lost(safe(report['from']), report['num_records'], report['num_lost'])}")
+        write(f"  {_what_is_lost(report)}")
 
 
-def _what_is_lost(source: str, end: int, num_lost: int) -> str:
-    """What is known of a stream of `end` records behind its end."""
+def _what_is_lost(report: dict[str, Any]) -> str:
+    """What is known of a stream behind its end."""
+    source, end, num_lost = safe(report["from"]), report["num_records"], report["num_lost"]
     if not num_lost:
         return f"whether {source} had acknowledged records from {end} on can't be known"
     lost = f"records {end} to {end + num_lost - 1} are" if num_lost > 1 else f"record {end} is"
     return (
-        f"{lost} lost: what is kept beside the records of {source} (a mark, a snapshot) says that it had "
-        f"{count(end + num_lost, 'record')}; whether it had acknowledged more can't be known"
+        f"{lost} lost: {'the mark' if report['lost_told_by'] == 'mark' else 'a snapshot'} beside the records of {source} says that "
+        f"it had {count(end + num_lost, 'record')}; whether it had acknowledged more can't be known"
     )
 
 

@@ -4,12 +4,13 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from refold.engine.cli.typed import typed
-from refold.engine.history.plain import safe
+from refold.engine.history.plain import count, safe
 from refold.journal.errors import (
     Fenced,
     InvariantViolation,
@@ -34,6 +35,8 @@ BUG, UNWRITABLE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 70, 74, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
+GOES_ON = "once that is mended, the same command goes on"
+_UNTRUSTED = "nothing in it can be trusted: restore a backup"
 _HELP = "`{} --help` shows the options and examples"
 _OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
@@ -60,15 +63,22 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
     (Fenced, _Blame(OWNED, "another engine has this journal now; what it says is what holds")),
     (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
     (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
-    (JournalError, _Blame(UNREADABLE, "once that is mended, the same command goes on")),
+    (JournalError, _Blame(UNREADABLE, GOES_ON)),
     (Rejected, _Blame(USAGE, _HELP)),
     (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),
     (InvariantViolation, _Blame(BUG, "this is a bug of refold: `refold verify` on the journal reproduces it")),
 )
 
 
-def report(error: BaseException, *, debug: bool, command: str = "refold", journal: str = "JOURNAL") -> int:
-    """Say on stderr what went wrong with `command` on `journal`; returns the exit status."""
+def report(
+    error: BaseException,
+    *,
+    debug: bool,
+    command: str = "refold",
+    journal: str = "JOURNAL",
+    told: Collection[str] = (),
+) -> int:
+    """Say on stderr what went wrong with `command` on `journal`, unless it's among the lines that it was `told`; returns the exit status."""
     if isinstance(error, BrokenPipeError):
         _silence_stdout()
         return PIPE_CLOSED
@@ -80,7 +90,7 @@ def report(error: BaseException, *, debug: bool, command: str = "refold", journa
     if status == UNWRITABLE:
         _silence_stdout()
     with contextlib.suppress(OSError, ValueError):
-        if line:
+        if line and f"refold: {line}" not in told:
             sys.stderr.write(f"refold: {_one_line(line)}\n")
         if hint:
             sys.stderr.write(f"  hint: {safe(hint)}\n")
@@ -147,9 +157,20 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
     if error.kind == "unindexed":
         return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
     if error.position == 0:
-        return "" if error.kind in {"truncated", "deleted"} else "nothing in it can be trusted: restore a backup"
+        return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
     before = typed("log", journal, options=("--until", error.position - 1))
     return f"the records before it are whole: `{before}` lists them; for the others, restore a backup"
+
+
+def _asks_read_model(journal: str) -> str:
+    """What a read model beside segments that are gone still tells of them; empty if there's none."""
+    from refold.engine.audit.witness import known_beside
+
+    num_known = sum(position for _, position, _ in known_beside(journal))
+    if not num_known:
+        return ""
+    ask = typed("audit requests", journal, options=("--as-is",))
+    return f"`{ask}` asks the read model, which was made of {count(num_known, 'record')}"
 
 
 def damaged(error: "JournalCorrupt | Contradiction", journal: str) -> Complaint:

@@ -8,7 +8,9 @@ from refold.engine.cli.typed import typed
 
 EXAMPLES = """Examples:
   refold migrate             create or upgrade ./refold.db; a journal that is current stays as it is
-  refold migrate --check     exit status 1 if it needs an upgrade"""
+  refold migrate --check     exit status 1 if it needs an upgrade
+
+Exit status: 0 current or upgraded, 1 it needs an upgrade (--check), 3 the journal is damaged."""
 
 
 @verb("migrate", EXAMPLES)
@@ -18,7 +20,7 @@ EXAMPLES = """Examples:
 def command(check: bool, as_json: bool, journal: str) -> None:
     """Create a journal's tables, or bring them to those of this refold. All or nothing; records are never changed.
 
-    `refold run` and the engine do this themselves when they open a journal.
+    `refold run` and the engine do this themselves when they open a journal. A folder of segments has no tables: its records are checked.
     """
     from refold import migrations
 
@@ -30,7 +32,7 @@ def command(check: bool, as_json: bool, journal: str) -> None:
         outcome = "current"
     else:
         outcome = "upgraded" if migrations.ensure(journal) else "current"
-    _refuse_cut(journal)
+    _refuse_damaged(journal)
     if as_json:
         write_json({"schema": "refold.migrate/1", "outcome": outcome, "revision": migrations.current(journal)})
     elif outcome == "upgraded":
@@ -39,13 +41,20 @@ def command(check: bool, as_json: bool, journal: str) -> None:
         write(f"{named(journal)} is current")
 
 
-def _refuse_cut(journal: str) -> None:
-    """Tables that are current are no journal that is whole: what is seen to be missing without reading it, is told."""
-    from refold.journal.ends import check_parts
+def _refuse_damaged(journal: str) -> None:
+    """Segments have no tables that could be old, so what is said of them is about their records: these are read and checked."""
+    from refold.engine.cli.progress import bar
+    from refold.engine.history.kept import check_kept
+    from refold.journal.ends import EndInDoubt, InParts
 
     with reading(journal) as reader:
-        for stream in streams_of(reader):
-            check_parts(reader, stream, reader.head(stream).position)
+        for stream in streams_of(reader) if isinstance(reader, InParts) else []:
+            with bar("checking", reader.head(stream).position, "records") as progress:
+                try:
+                    check_kept(reader, stream, progress.advance)
+                except EndInDoubt as doubt:
+                    if doubt.kind != "unmarked":  # that was told, and all there is, is whole
+                        raise
 
 
 def _refuse_absent(journal: str) -> None:

@@ -11,6 +11,7 @@ from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import replay
 from refold.engine.history.report import page
 from refold.engine.history.report_data import gather
+from refold.engine.history.whole_file import whole_text
 
 EXAMPLES = """Examples:
   refold report                        ./refold.html, from ./refold.db
@@ -29,7 +30,8 @@ def command(output: Path, title: str, journal: str) -> None:
         data = gather(replay(reader, expect=reader.head()), progress.advance)
     text = page(data, title or Path(named(journal)).name)
     try:
-        output.write_text(text, encoding="utf-8")
+        with whole_text(output) as file:
+            file.write(text)
     except OSError as error:
         raise unwritable(output, error) from error
     write(f"{named(journal)}: {count(data.num_records, 'record')} on {safe(str(output))}, {len(text):,} bytes")

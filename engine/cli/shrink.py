@@ -10,6 +10,7 @@ from refold.engine.cli.progress import bar
 from refold.engine.history.orders import orders_of
 from refold.engine.history.plain import count
 from refold.engine.history.shrink import as_pytest, shrink_orders
+from refold.engine.history.whole_file import whole_text
 from refold.journal.errors import Rejected
 
 EXAMPLES = """Examples:
@@ -42,7 +43,8 @@ def command(output: Path | None, seconds: float, as_json: bool, journal: str) ->
     text = as_pytest(shrunk, f"Shrunk from a journal of {heard.num_events} events to {shrunk.num_events}.")
     if output is not None:
         try:
-            output.write_text(text, encoding="utf-8")
+            with whole_text(output) as file:
+                file.write(text)
         except OSError as error:
             raise unwritable(output, error) from error
     removed = 1 - shrunk.num_events / heard.num_events if heard.num_events else 0.0

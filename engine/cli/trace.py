@@ -11,6 +11,7 @@ from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import replay
 from refold.engine.history.trace import write_trace
+from refold.engine.history.whole_file import whole_text
 
 EXAMPLES = """Examples:
   refold trace -o run.trace.json       then open it in ui.perfetto.dev, which keeps it in the browser
@@ -29,7 +30,7 @@ def command(output: Path | None, journal: str) -> None:
             write_trace(replay(reader, expect=reader.head()), sys.stdout, progress.advance)
             return
         try:
-            with output.open("w", encoding="utf-8") as file:
+            with whole_text(output) as file:
                 rows = write_trace(replay(reader, expect=reader.head()), file, progress.advance)
         except OSError as error:
             raise unwritable(output, error) from error

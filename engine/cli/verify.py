@@ -36,7 +36,7 @@ EXAMPLES = """Examples:
   refold verify --redecide run.db      also: would today's code have decided all of it?
   refold verify --json run.db || echo "not what it was"
 
-Exit status: 0 clean, 1 a law or a digest is violated, 3 damaged."""
+Exit status: 0 clean, or empty, 1 a law or a digest is violated, 3 damaged."""
 
 
 @verb("verify", EXAMPLES)
@@ -75,6 +75,10 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
             raise _complaint(error, journal) from error
     if as_json:
         write_json(_success(verdict))
+    elif not verdict.num_records:
+        write(
+            f"empty: no record is in {named(journal)}, so nothing was verified; one that was emptied looks like a new one"
+        )
     else:
         _print(verdict, journal)
 
@@ -101,6 +105,7 @@ def _success(verdict: Verdict) -> dict[str, Any]:
     return {
         "schema": "refold.verify/1",
         "ok": True,
+        "is_empty": not verdict.num_records,
         "num_records": verdict.num_records,
         "num_events": verdict.num_events,
         "num_engines": verdict.num_engines,

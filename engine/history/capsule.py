@@ -155,6 +155,8 @@ def read_capsule(path: Path) -> tuple[CapsuleHeader, Iterator[CapsuleRecord]]:
     """
     try:
         size = path.stat().st_size
+        if path.is_dir():
+            raise JournalError(f"{path.name or path} is a folder, and a capsule is one file: name that")
         if not path.is_file():
             raise JournalError(f"{path.name} is no file")
     except OSError as error:

@@ -1,11 +1,12 @@
 """Writing a file whole or not at all, without taking what has its name for a file."""
 
+import codecs
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TextIO, cast
 
 
 @contextmanager
@@ -22,17 +23,27 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with target.open("wb") as file:
             yield file
         return
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as beside:
-        try:
-            yield cast("BinaryIO", beside)
-            beside.flush()
-            os.fsync(beside.fileno())
-            Path(beside.name).replace(target)
-        except BaseException:
-            Path(beside.name).unlink()
-            raise
+    beside = target.with_name(f"refold-{secrets.token_hex(4)}.part")
+    try:
+        with beside.open("xb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def whole_text(path: Path) -> Iterator[TextIO]:
+    """As `whole_file`, for text, which is written as UTF-8."""
+    with whole_file(path) as file:
+        yield cast("TextIO", codecs.getwriter("utf-8")(file))

@@ -14,15 +14,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from refold.journal.errors import JournalError
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import Head, Record, restored, size_of
 from refold.journal.stores import sqlite_append, sqlite_engine
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
-from refold.journal.stores.sqlite_file import ORPHANED_SQL, check_not_orphaned, require_current
-from refold.journal.stores.sqlite_marks import Marks, check_marks, doubt_of, marks_of
-from refold.journal.stores.sqlite_reader import ENDS_SQL, HEAD_SQL, HEADS_SQL, PAGE_SQL
+from refold.journal.stores.sqlite_file import connect_readonly, require_current
+from refold.journal.stores.sqlite_marks import Marks, doubt_of
+from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
+from refold.journal.stores.sqlite_taking import check_takeable
 from refold.journal.stores.sqlite_wal import Wal
 
 # ruff: noqa: D102 - the methods are documented in Database
@@ -47,6 +48,7 @@ class SqliteDatabase(Database):
         self._owner: OwnerLock | None = None
         self._driver: sqlite3.Connection | None = None  # the writing connection's own
         self._wal = Wal(path)
+        self._is_refused = False
         self._marks = Marks(path)
 
     @property
@@ -56,13 +58,14 @@ class SqliteDatabase(Database):
     def record_of(self, row: Sequence[Any]) -> Record:
         return restored(row)
 
-    def enter(self, stream: str, *, exclusive: bool) -> None:  # noqa: ARG002 - the lock is the file's
+    def enter(self, stream: str, *, exclusive: bool) -> None:
         if exclusive and self._owner is None:
             self._owner = OwnerLock(self._path)
-        ((is_orphaned,),) = self.query(ORPHANED_SQL, ())
-        check_not_orphaned(self._path, is_orphaned)
-        marks = marks_of(self._path)
-        check_marks(self._path, marks, {key: (at, digest) for key, at, digest in map(tuple, self.query(ENDS_SQL, ()))})
+        try:
+            check_takeable(self._path, stream)
+        except JournalCorrupt:
+            self._is_refused = True
+            raise
 
     def doubt(self) -> str:
         return doubt_of(self._path)
@@ -164,6 +167,17 @@ class SqliteDatabase(Database):
         except sqlite_engine.DRIVER_ERRORS as error:
             raise _as_sqlalchemy_would("VACUUM", error) from error
         self._wal.emptied()
+
+    def close(self) -> None:
+        """As ever; but of a journal that is damaged nothing is changed, its WAL neither, which is evidence.
+
+        The last connection to close folds the WAL into the file, if it can write: so the last one is one that can't.
+        """
+        with contextlib.ExitStack() as held:
+            if self._is_refused:
+                with contextlib.suppress(JournalError):
+                    held.enter_context(contextlib.closing(connect_readonly(self._path)))
+            super().close()
 
     def stop_writing(self) -> None:
         """Fold the WAL into the file, and let go of the lock."""

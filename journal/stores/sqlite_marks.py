@@ -145,7 +145,7 @@ def check_accepted(journal: Path, stream_id: int, mark: tuple[int, bytes], head:
         check_marks(journal, {stream_id: mark}, {stream_id: head})
     except JournalCorrupt as error:
         what = f"{error}; what is here is copied by `refold copy --accept-end {shlex.quote(str(journal))} NEW`"
-        raise EndInDoubt(what, position=head[0], num_known=mark[0], kind="truncated") from error
+        raise EndInDoubt(what, position=head[0], num_known=mark[0], told_by="mark", kind="truncated") from error
 
 
 def check_known(journal: Path, marks: Mapping[int, tuple[int, bytes]], stream_ids: Collection[int]) -> None:

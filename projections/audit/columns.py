@@ -6,7 +6,7 @@ MEANINGS = {
     "after_ns": "from submission to the end",
     "cache_salt": "the request's cache salt; part of the identity of its cached blocks",
     "cause": "why",
-    "chain": "`whole`, or `damaged`: the hash chain breaks at `damage_position`",
+    "chain": "`whole`: it was when it was read (`refold audit integrity` reads it again), or `damaged`: the hash chain breaks at `damage_position`",
     "close_reason": "as the engine recorded it",
     "closed_position": "record that closed it; null if none did",
     "computed_by_request_id": "the request that had filled the blocks",

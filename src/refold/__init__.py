@@ -2,13 +2,14 @@
 
     from refold import Engine, SamplingParams
 
-Names are loaded on first use, so that `import refold` costs nothing and reading a journal never imports torch.
+Names are loaded on first use, so that `import refold` costs nothing and reading a journal never imports torch. Not even `typing` is
+imported: what takes time before the first line of a command runs is time in which Ctrl-C is a traceback.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from refold.engine.sampling_params import SamplingParams
     from refold.engine.engine import Completion, Delta, Engine
     from refold.engine.messages import EngineStopped
@@ -90,8 +91,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _HOME:
+        from importlib import import_module
+
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'refold' has no attribute {name!r}")
 

@@ -109,6 +109,21 @@ def test_a_damaged_journal_is_asked_up_to_the_damage_with_a_word(tmp_path):
     assert "record 30" in done.stderr
 
 
+def test_integrity_sees_damage_to_a_record_that_was_projected_before(tmp_path):
+    url = write(path_url(tmp_path), sealed(simulated(13)))
+    assert rows(refold("audit", "integrity", url, "--json").stdout)[0]["chain"] == "whole"
+    connection = sqlite3.connect(url)
+    connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 30")
+    connection.commit()
+    connection.close()
+    done = refold("audit", "integrity", url, "--json")
+    assert done.exit_code == 3
+    (row,) = rows(done.stdout)
+    assert (row["chain"], row["damage_position"]) == ("damaged", 30)
+    assert_one_line_and_a_hint(done.stderr)
+    assert f"`refold log --until 29 {url}`" in done.stderr
+
+
 CUTS = {
     "a tail": (31, "DELETE FROM journal_records WHERE position > 30"),
     "all records": (0, "DELETE FROM journal_records"),

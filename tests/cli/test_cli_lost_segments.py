@@ -1,5 +1,6 @@
 """Segments that are gone, and whole streams: every verb says that records are lost, and what it hints at works."""
 
+import os
 import re
 import shlex
 import shutil
@@ -61,6 +62,33 @@ def test_segments_that_are_all_gone_are_told_by_every_verb(journal: Path, verb: 
     result = ask(verb, journal)
     assert result.exit_code == 3, result.stdout
     assert re.search(r"record 0 in .* and those up to \d+ are lost", result.stderr)
+    hinted = re.search(r"  hint: `(refold audit requests --as-is .*?)`", result.stderr)
+    assert hinted is not None, result.stderr
+    assert len(rows(refold(*shlex.split(hinted[1])[1:], "--json").stdout)) == len(PROMPTS)
+
+
+def test_segments_that_are_all_gone_without_a_read_model_leave_a_backup_or_a_new_beginning(journal: Path) -> None:
+    for path in [*segments(journal), *journal.parent.glob("J.audit.db*")]:
+        path.unlink()
+    said = refold("log", journal).stderr
+    assert "--as-is" not in said
+    command = re.search(r"restore a backup, or, to begin a new journal, move this one away: `mv (.*) ELSEWHERE`", said)
+    assert command is not None, said
+    Path(*shlex.split(command[1])).rename(journal.with_name("elsewhere"))
+    assert refold("run", "--model", "simulated", "hello", "--journal", f"{journal}/").exit_code == 0
+
+
+def test_segments_that_are_all_gone_leave_what_was_archived(journal: Path) -> None:
+    archived = refold("archive", "--until", 300, "--to", journal.parent / "old", journal)
+    assert archived.exit_code == 0, archived.stderr
+    for path in segments(journal):
+        path.unlink()
+    result = refold("verify", journal)
+    assert result.exit_code == 3
+    hinted = re.search(r"`(refold log --until .*?)`", result.stderr)
+    assert hinted is not None, result.stderr
+    done = refold(*shlex.split(hinted[1])[1:], "--json")
+    assert (done.exit_code, rows(done.stdout)[-1]["position"]) == (0, 299), done.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -112,6 +140,135 @@ def test_a_segment_that_is_gone_is_told_with_a_hint_that_works(journal: Path, ve
     hinted = refold(*shlex.split(command[1])[1:], "--json")
     assert hinted.exit_code == 0, hinted.stderr
     assert rows(hinted.stdout)[-1]["position"] == int(gone.stem) - 1
+
+
+@pytest.mark.parametrize("verb", ["verify", "stat", "show", "log", "compact", "migrate", "run"])
+def test_a_newest_segment_that_was_emptied_is_told_with_hints_that_work(
+    journal: Path, tmp_path: Path, verb: str
+) -> None:
+    newest = segments(journal)[-1]
+    os.truncate(newest, 0)
+    result = ask(verb, journal)
+    assert result.exit_code == 3, result.stdout
+    assert f"record {int(newest.stem)} in {newest} and those up to" in result.stderr
+    assert "(truncated)" in result.stderr
+    hinted = re.findall(r"`(refold (?:log|copy) .*?)`", result.stderr)
+    assert len(hinted) == 2
+    for command in hinted:
+        done = refold(*shlex.split(command.replace(" NEW", f" {tmp_path}/new.db"))[1:], "--json")
+        assert done.exit_code == 0, done.stderr
+        last = rows(done.stdout)[-1]
+        assert last.get("position", last.get("num_records", 0) - 1) == int(newest.stem) - 1
+
+
+@pytest.mark.parametrize("damage", ["the first segment is gone", "a block is flipped", "the newest was cut"])
+def test_integrity_reads_again_what_was_projected_before_and_calls_no_damaged_journal_whole(
+    journal: Path, damage: str
+) -> None:
+    oldest, newest = segments(journal)[0], segments(journal)[-1]
+    (before,) = rows(refold("audit", "integrity", "--json", journal).stdout)
+    assert before["chain"] == "whole"
+    if damage == "the first segment is gone":
+        oldest.unlink()
+    elif damage == "the newest was cut":
+        os.truncate(newest, newest.stat().st_size - 10)
+    else:
+        content = bytearray(oldest.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        oldest.write_bytes(content)
+    asked = refold("audit", "integrity", "--json", journal)
+    assert asked.exit_code == 3
+    assert '"whole"' not in asked.stdout
+    if damage != "the newest was cut":  # then the read model is left as it is, and nothing is asked of it
+        (row,) = rows(asked.stdout)
+        assert (row["chain"], row["damage_position"], row["num_records"]) == ("damaged", 0, before["num_records"])
+        assert "record 0 in " in row["damage"]
+        assert row["damage"] in asked.stderr
+    unread = refold("audit", "integrity", "--as-is", journal)
+    assert unread.exit_code == 0
+    assert unread.stderr.startswith("refold: the records were not read again: with --as-is, ")
+
+
+def test_integrity_says_what_it_does_not_read(journal: Path) -> None:
+    assert refold("archive", "--until", 300, "--to", journal.parent / "old", journal).exit_code == 0
+    shutil.rmtree(journal.parent / "old")
+    asked = refold("audit", "integrity", "--json", journal)
+    assert asked.exit_code == 0, asked.stderr
+    assert asked.stderr == "refold: the first 300 records of stream main are archived, and were not read again\n"
+
+
+@pytest.mark.parametrize("verb", ["compact", "migrate", "migrate --check"])
+@pytest.mark.parametrize("damage", ["gone", "flipped"])
+def test_whoever_would_say_that_all_is_well_reads_the_records_first(journal: Path, verb: str, damage: str) -> None:
+    oldest = segments(journal)[0]
+    if damage == "gone":
+        oldest.unlink()
+    else:
+        content = bytearray(oldest.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        oldest.write_bytes(content)
+    before = {path: path.read_bytes() for path in (journal / "main").iterdir()}
+    result = refold(*verb.split(), journal)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert f"record 0 in {oldest.parent}" in result.stderr
+    assert {path: path.read_bytes() for path in (journal / "main").iterdir()} == before
+
+
+@pytest.mark.parametrize("verb", ["verify", "log", "stat", "copy", "run", "compact"])
+def test_a_first_segment_that_is_gone_with_the_mark_is_told_once_without_a_way_out_that_fails(
+    journal: Path, tmp_path: Path, verb: str
+) -> None:
+    gone = segments(journal)[0]
+    gone.unlink()
+    (journal / "main" / "mark").unlink()
+    following, new = int(segments(journal)[0].stem), tmp_path / "new.db"
+    result = refold("copy", "--accept-end", journal, new) if verb == "copy" else ask(verb, journal)
+    assert result.exit_code == 3, result.stdout
+    assert not new.exists()
+    line, hint = result.stderr.splitlines()
+    assert hint.startswith(f"  hint: `refold audit requests --as-is {journal}`")
+    assert (
+        f"mark is gone, and records 0 to {following - 1} are gone with the first segment (deleted): restore a backup"
+        in line
+    )
+
+
+def test_a_copy_that_meets_damage_in_the_middle_says_how_many_records_it_has(journal: Path, tmp_path: Path) -> None:
+    gone, target = segments(journal)[1], tmp_path / "new.db"
+    backup = gone.read_bytes()
+    gone.unlink()
+    first = int(gone.stem)
+    copied = refold("copy", "--json", journal, target)
+    assert copied.exit_code == 3
+    assert_one_line_and_a_hint(copied.stderr)
+    assert copied.stderr.endswith(
+        f"; {target} has {first} records of stream main: the same command goes on from there\n"
+    )
+    (report,) = rows(copied.stdout)
+    assert (report["ok"], report["num_records"]) == (False, first)
+    assert f"record {first} in " in report["message"]
+    gone.write_bytes(backup)
+    (report,) = rows(refold("copy", "--json", journal, target).stdout)
+    assert (report["ok"], report["num_records"] - report["num_copied"]) == (True, first)
+
+
+def test_a_copy_of_what_is_left_says_that_the_mark_told_of_the_rest(journal: Path, tmp_path: Path) -> None:
+    gone = segments(journal)[-1]
+    num_records = rows(refold("stat", "--json", journal).stdout)[0]["num_records"]
+    gone.unlink()
+    copied = refold("copy", "--accept-end", journal, tmp_path / "new.db").stdout.splitlines()
+    first = int(gone.stem)
+    assert copied[-1].startswith(
+        f"  records {first} to {num_records - 1} are lost: the mark beside the records of {journal} says"
+    )
+    (report,) = rows(refold("copy", "--accept-end", "--json", journal, tmp_path / "new.db").stdout)
+    assert (report["end_is_vouched"], report["num_lost"], report["lost_told_by"]) == (
+        False,
+        num_records - first,
+        "mark",
+    )
+    (sound,) = rows(refold("copy", "--json", tmp_path / "new.db", tmp_path / "again.db").stdout)
+    assert (sound["num_lost"], sound["lost_told_by"]) == (0, None)
 
 
 @pytest.mark.parametrize("which", [1, -1], ids=["in the middle", "the newest"])

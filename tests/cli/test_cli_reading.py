@@ -359,9 +359,23 @@ def test_an_empty_journal_reads_as_empty(tmp_path):
     assert (refold("log", path).exit_code, refold("log", path).stdout) == (0, "")
     assert "empty" in refold("show", path).stdout
     assert rows(refold("show", "--json", path).stdout) == [{"schema": "refold.show/1", "position": None}]
-    assert refold("verify", path).exit_code == 0
+    verified = refold("verify", path)
+    assert (verified.exit_code, verified.stdout.startswith(f"empty: no record is in {path}")) == (0, True)
+    (report,) = rows(refold("verify", "--json", path).stdout)
+    assert (report["ok"], report["is_empty"], report["num_records"]) == (True, True, 0)
     assert refold("show", "--at", 0, path).exit_code == 1
     assert refold("request", "r", path).exit_code == 1
+
+
+def test_a_folder_of_segments_that_was_emptied_is_verified_as_empty_and_not_as_whole(tmp_path):
+    folder = tmp_path / "plain"
+    assert refold("run", "--model", "simulated", "hello", "--journal", f"{folder}/").exit_code == 0
+    assert rows(refold("verify", "--json", folder).stdout)[0]["is_empty"] is False
+    shutil.rmtree(folder / "main")
+    verified = refold("verify", folder)
+    assert verified.exit_code == 0
+    assert "empty: no record is in" in verified.stdout
+    assert "whole" not in verified.stdout
 
 
 def test_colours_are_for_those_who_want_them(journal):

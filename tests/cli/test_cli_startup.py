@@ -73,6 +73,34 @@ def test_the_guard_of_these_tests_would_notice(journal):
     assert guarded("log", journal, forbidden={"sqlite3"}).returncode != 0
 
 
+INTERRUPTED_AT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000): pass  # where the signal is answered
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["refold", "log", {journal!r}]
+from refold.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize("module", ["refold.engine.cli", "click", "refold.engine.cli.log", "msgspec"])
+def test_ctrl_c_while_the_command_starts_is_one_line_and_130(journal, module):
+    code = INTERRUPTED_AT.format(module=module, journal=journal)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        text=True,
+        env=BARE,
+        timeout=60,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "refold: interrupted\n")
+
+
 @pytest.mark.parametrize(("arguments", "most_twins"), [(("--help",), 2.5), (("log",), 4.0)])
 def test_the_command_starts_fast(journal, arguments, most_twins):
     ratios = []

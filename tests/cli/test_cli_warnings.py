@@ -160,11 +160,11 @@ class TestALostMarkOfSegments:
         copied = refold("copy", "--accept-end", journal, tmp_path / "new.db")
         assert copied.exit_code == 0, copied.stderr
         assert copied.stdout.splitlines()[-1] == (
-            f"  records {num_records} to {num_records + 2} are lost: what is kept beside the records of {journal} "
-            f"(a mark, a snapshot) says that it had {num_records + 3} records; whether it had acknowledged more can't be known"
+            f"  records {num_records} to {num_records + 2} are lost: a snapshot beside the records of {journal} "
+            f"says that it had {num_records + 3} records; whether it had acknowledged more can't be known"
         )
         report = json.loads(refold("copy", "--accept-end", "--json", journal, tmp_path / "new.db").stdout)
-        assert (report["end_is_vouched"], report["num_lost"]) == (False, 3)
+        assert (report["end_is_vouched"], report["num_lost"], report["lost_told_by"]) == (False, 3, "snapshot")
 
     def test_a_hint_names_the_journal_also_where_a_verb_has_two_of_them(self, journal: Path) -> None:
         told = refold("redact", journal, "run1-1")

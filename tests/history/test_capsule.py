@@ -216,8 +216,8 @@ def test_a_bomb_is_stopped_before_it_fills_the_memory(file, monkeypatch):
 
 
 def test_a_folder_and_nothing_are_no_capsules(tmp_path):
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(JournalError):
+    for path, said in {tmp_path: f"{tmp_path.name} is a folder", tmp_path / "none": "No such file"}.items():
+        with pytest.raises(JournalError, match=said):
             read_capsule(path)
 
 

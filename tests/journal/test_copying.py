@@ -61,7 +61,7 @@ def test_a_copy_is_the_same_byte_for_byte_from_any_store_to_any(urls, source, ta
     filled(ours, RECORDS)
     reader, store = open_reader(ours), open_store(theirs)
     copied = copy_stream(reader, store, "main")
-    assert copied == (reader.head(), 0)
+    assert copied == (reader.head(), 0, None)
     assert list(store.read()) == RECORDS
     verify_copy(store, "main", copied.head)
     store.close()

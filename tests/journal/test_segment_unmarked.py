@@ -30,6 +30,7 @@ WAYS = {
     "both of its slots are damaged": lambda mark: mark.write_bytes(
         mark.read_bytes()[:20] + b"?" + mark.read_bytes()[21:530] + b"?" + mark.read_bytes()[531:]
     ),
+    "a folder took its place": lambda mark: (mark.unlink(), mark.mkdir()),
     "another file took its place": lambda mark: mark.write_bytes(b"{}\n" * 400),
 }
 

@@ -200,6 +200,65 @@ class TestAnEndThatIsGone:
         with contextlib.closing(store), pytest.raises(JournalCorrupt, match="were acknowledged"):
             store.open_stream()
 
+    @pytest.mark.parametrize("reads_before", [False, True])
+    def test_whoever_is_refused_leaves_the_file_and_its_wal_as_they_were(
+        self, left_behind: Path, wal: Path, reads_before: bool
+    ) -> None:
+        content = bytearray(wal.read_bytes())
+        content[len(content) // 2] ^= 4
+        wal.write_bytes(content)
+        before = left_behind.read_bytes(), wal.read_bytes()
+        for opening in (SqlStore.open_stream, SqlStore.open_replica):
+            store = SqlStore(str(left_behind))
+            if reads_before:  # on a connection that could write
+                assert store.head().position < self.NUM_APPENDS
+            with pytest.raises(JournalCorrupt, match="were acknowledged"):
+                opening(store)
+            store.close()
+            assert (left_behind.read_bytes(), wal.read_bytes()) == before
+
+    @pytest.mark.parametrize(
+        "verb",
+        [("run", "--model", "simulated", "hello", "--journal"), ("compact",), ("archive", "--until", "1", "--to", "x")],
+    )
+    def test_a_command_that_is_refused_leaves_them_too(
+        self, left_behind: Path, wal: Path, verb: tuple[str, ...]
+    ) -> None:
+        content = bytearray(wal.read_bytes())
+        content[len(content) // 2] ^= 4
+        wal.write_bytes(content)
+        before = left_behind.read_bytes(), wal.read_bytes()
+        result = refold(*verb, left_behind)
+        assert result.exit_code == 3
+        assert "were acknowledged" in result.stderr
+        assert (left_behind.read_bytes(), wal.read_bytes()) == before
+
+    def test_a_read_model_is_not_written_into_them_and_what_is_there_is_asked_all_the_same(
+        self, left_behind: Path, wal: Path
+    ) -> None:
+        content = bytearray(wal.read_bytes())
+        content[len(content) // 2] ^= 4
+        wal.write_bytes(content)
+        before = left_behind.read_bytes(), wal.read_bytes()
+        asked = refold("sql", "--csv", left_behind, "SELECT num_records < 4 FROM integrity")
+        assert asked.stdout.splitlines()[-1] == "1", asked.stderr
+        assert "must not be: projecting it into a temporary file" in asked.stderr
+        rebuilt = refold("audit", "rebuild", left_behind)
+        assert (rebuilt.exit_code, rebuilt.stdout) == (3, "")
+        assert "were acknowledged" in rebuilt.stderr
+        assert (left_behind.read_bytes(), wal.read_bytes()) == before
+
+    def test_a_head_without_its_record_is_refused_without_a_trace_too(self, path: Path) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as plain:
+            plain.execute("DELETE FROM journal_records WHERE position = 4")
+            plain.commit()
+        before = path.read_bytes()
+        again = SqlStore(str(path))
+        with pytest.raises(JournalCorrupt, match="ends at 4, its head says 5"):
+            again.open_stream()
+        again.close()
+        assert path.read_bytes() == before
+
     def test_an_undamaged_one_is_read_to_its_end(self, left_behind: Path) -> None:
         assert self.position(left_behind) == self.NUM_APPENDS
 

@@ -11,20 +11,20 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 LONGEST = (
-    "test_docs.py::test_the_examples_of_the_page_run[docs/how-to.md]",
+    "test_golden_tokens.py::",
     "test_docs.py::test_the_examples_of_the_page_run[docs/tutorial.md]",
+    "test_batch_invariance.py::test_the_real_model_gives_the_same_bits_in_any_company",
+    "test_golden_engine.py::",
     "test_docs.py::test_the_examples_of_the_page_run[docs/determinism.md]",
+    "test_docs.py::test_the_examples_of_the_page_run[docs/how-to.md]",
     "test_killed_writer.py::test_a_writer_killed_forty_times_loses_nothing_that_it_acknowledged[postgresql]",
     "test_docs.py::test_the_examples_of_the_page_run[README.md]",
-    "test_docs.py::test_the_examples_of_the_page_run[docs/history.md]",
-    "test_docs.py::test_the_examples_of_the_page_run[docs/reference/audit.md]",
-    "test_golden_engine.py::",
+    "test_shrink_journal.py::test_a_failing_journal_shrinks_and_fails_the_same_way",
     "gpu/test_determinism.py::test_a_kill_in_the_middle_changes_none_either",
     "test_executed_again.py::test_another_process_computes_the_same_bits",
-    "test_golden_tokens.py::",
-    "test_batch_invariance.py::test_the_real_model_gives_the_same_bits_in_any_company",
-    "test_shrink_journal.py::test_a_failing_journal_shrinks_and_fails_the_same_way",
     "simulation/test_shrink.py::",
+    "test_docs.py::test_the_examples_of_the_page_run[docs/history.md]",
+    "test_docs.py::test_the_examples_of_the_page_run[docs/reference/audit.md]",
 )
 """Parts of names, the longest first. What several names fit goes to one worker, next to each other: their fixtures take as long."""
 

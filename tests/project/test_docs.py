@@ -8,14 +8,16 @@ line that its last command prints begins with, where the page speaks of that, <!
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.kit.started_python import Started
 from tests.project.tree import ROOT, tracked
 
 TIMEOUT_S = 300
@@ -27,6 +29,8 @@ OPT_OUT = re.compile(r"<!-- not run: \S[^>]*-->")
 STATUS = re.compile(r"<!-- exit status: (-?\d+) -->")
 PRINTS = re.compile(r"<!-- prints: (.*?) -->")
 PAGES = tracked("README.md", "docs/*.md")
+ANEW = ("README.md", "docs/reference/history.md")
+"""Whose examples each start Python anew, as a reader's do. On pages with dozens that would take most of the time."""
 
 
 class Block(NamedTuple):
@@ -63,14 +67,14 @@ def commands(console: str) -> list[str]:
 def run_block(block: Block, folder: Path, environment: Mapping[str, str]) -> None:
     """Run a block in `folder`; a failure shows the code and what it printed."""
     if block.language == "python":
-        orders = [[sys.executable, "-c", block.code]]
+        orders = [["python", "-c", block.code]]
     else:
         orders = [["bash", "-c", command] for command in commands(block.code)]
         assert orders, f"line {block.line}: a console block without a `$ ` line shows nothing that can be run"
     for number, order in enumerate(orders, 1):
         expected = block.status if number == len(orders) else 0
         done = subprocess.run(
-            order,
+            [shutil.which(order[0], path=environment["PATH"]) or order[0], *order[1:]],
             cwd=folder,
             env=dict(environment),
             text=True,
@@ -87,6 +91,13 @@ def run_block(block: Block, folder: Path, environment: Mapping[str, str]) -> Non
         assert begins, f"line {block.line}: no line begins with {block.prints!r}\n{done.stdout}"
 
 
+@pytest.fixture(scope="module")
+def started() -> Iterator[Started]:
+    started = Started()
+    yield started
+    started.close()
+
+
 @pytest.fixture
 def environment() -> dict[str, str]:
     """Ours, with this interpreter's commands first, and nothing of the caller's that changes what refold does."""
@@ -95,7 +106,9 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_the_page_run(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_examples_of_the_page_run(page: str, tmp_path: Path, environment: dict[str, str], started: Started) -> None:
+    if page not in ANEW:
+        environment["PATH"] = f"{started.folder.name}{os.pathsep}{environment['PATH']}"
     for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8")):
         run_block(block, tmp_path, environment)
 

@@ -88,6 +88,13 @@ def unpack_segment_header(data: bytes) -> SegmentHeader | None:
     return SegmentHeader(data[_SEGMENT.size : end].decode(), Head(position, digest, engine_epoch), end + _CRC.size)
 
 
+def is_cut_header(data: bytes) -> bool:
+    """Whether `data`, all of a file, is the beginning of a segment's header and not all of it. An empty file is."""
+    if not SEGMENT_MAGIC.startswith(data[: len(SEGMENT_MAGIC)]):
+        return False
+    return len(data) < _SEGMENT.size or len(data) < _SEGMENT.size + _SEGMENT.unpack_from(data)[-1] + _CRC.size
+
+
 def pack_group(position: int, engine_epoch: int, records: Sequence[Record]) -> bytes:
     """The frame of records that one append adds; of none, when an engine takes the stream over."""
     parts: list[bytes] = []

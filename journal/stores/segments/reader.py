@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from refold.journal.archives import Archive, read_across
-from refold.journal.errors import JournalError
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
 from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
@@ -15,6 +15,7 @@ from refold.journal.stores.segments.files import OS_FILES, FileLayer, damaged, e
 from refold.journal.stores.segments.gaps import check_gaps
 from refold.journal.stores.segments.marks import MarkLost
 from refold.journal.stores.segments.mending import check_indexes
+from refold.journal.stores.segments.shortage import shortage
 from refold.journal.stores.segments.snapshot_files import (
     FIXED_BYTES,
     body_bytes,
@@ -104,10 +105,9 @@ class SegmentReader:
         known, names = self._no_gaps.get(stream, (0, [])), view.segments()
         if stop > known[0] or names != known[1]:
             self._no_gaps[stream] = (stop, check_gaps(view, stop))
-            if (end := view.end()) is not None and not view.has(end.segment):
-                lost = view.lost(end)
-                if stop > lost.position:
-                    raise lost
+            end = view.end()
+            if end is not None and (lost := shortage(view, end)) is not None and stop > lost.position:
+                raise lost
 
     def check_indexes(self, stream: str) -> None:
         """See to it that every sealed segment has its index.
@@ -152,8 +152,10 @@ def _stream_in(files: FileLayer, path: Path, name: str) -> str | None:
     segments = view.segments()
     if not segments:  # all are gone: whoever reads the stream is told
         return _named_by_folder(view, name)
-    with view.opened(segments[-1]) as (_fd, header, _size):
-        return header.stream
+    for segment in reversed(segments):  # each says it; one that was cut may not
+        with contextlib.suppress(JournalCorrupt), view.opened(segment) as (_fd, header, _size):
+            return header.stream
+    return _named_by_folder(view, name)
 
 
 def _named_by_folder(view: StreamView, name: str) -> str:

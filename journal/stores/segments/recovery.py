@@ -7,6 +7,7 @@ from refold.journal.stores.segments.folder import SegmentName, leftovers
 from refold.journal.stores.segments.frames import GROUP_HEADER_BYTES, is_whole, unpack_group
 from refold.journal.stores.segments.marks import Mark
 from refold.journal.stores.segments.scan import FileBytes
+from refold.journal.stores.segments.shortage import shortage
 from refold.journal.stores.segments.stream_files import End
 from refold.journal.stores.segments.tail import Tail, head_behind
 from refold.journal.stores.segments.view import StreamView
@@ -21,9 +22,11 @@ def settle(files: FileLayer, view: StreamView, mark: Mark) -> End:
         OSError: it can't be read or written.
         JournalCorrupt: it's damaged.
     """
+    marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
+    if (short := shortage(view, marked)) is not None:
+        raise short
     for leftover in leftovers(files.listdir(view.folder)):
         files.unlink(view.folder / leftover)
-    marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
     _check_marked(files, view, marked)
     end = view.beyond(marked)
     for name in view.segments():

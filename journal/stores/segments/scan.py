@@ -33,7 +33,7 @@ class FileBytes:
 
     def get(self, offset: int, size: int) -> bytes:
         """The bytes at `offset`; fewer than `size` at the limit or the end of the file."""
-        size = min(size, self.limit - offset)
+        size = max(min(size, self.limit - offset), 0)
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._piece):
             self._piece = self._read(offset, min(max(size, PIECE_BYTES), self.limit - offset))

@@ -20,6 +20,7 @@ from refold.journal.stores.segments.frames import (
     MAX_SEGMENT_HEADER_BYTES,
     Group,
     SegmentHeader,
+    is_cut_header,
     is_whole,
     pack_group_header,
     pack_segment_header,
@@ -157,7 +158,11 @@ def read_header(files: FileLayer, fd: int, path: Path, first: int) -> SegmentHea
     Raises:
         JournalCorrupt: it's damaged, or another segment's.
     """
-    header = unpack_segment_header(files.pread(fd, MAX_SEGMENT_HEADER_BYTES, 0))
+    data = files.pread(fd, MAX_SEGMENT_HEADER_BYTES, 0)
+    header = unpack_segment_header(data)
+    if header is None and is_cut_header(data):
+        what = f"and those after it are gone: of its segment only {len(data)} bytes are there"
+        raise damaged(path, first, "truncated", what)
     if header is None:
         raise damaged(path, first, "edited", "and those after it are in a segment without its header")
     if header.head.position != first:

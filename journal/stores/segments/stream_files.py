@@ -115,6 +115,15 @@ class StreamFiles:
             sealed.close()
             return sealed.has_index
 
+    def size(self, name: SegmentName) -> int:
+        """A segment's length in bytes, whatever it holds."""
+        with self._reading(name):
+            fd = self.files.open(self.folder / name.file_name, READ)
+            try:
+                return self.files.size(fd)
+            finally:
+                close_read(self.files, fd)
+
     @contextlib.contextmanager
     def opened(self, name: SegmentName) -> Iterator[tuple[int, SegmentHeader, int]]:
         """An unsealed segment, open for reading: its descriptor, header and length."""

@@ -71,12 +71,31 @@ def is_unborn(view: StreamFiles) -> bool:
         return size == header.size
 
 
-def lost_end(view: StreamFiles, lost: MarkLost) -> EndInDoubt:
+def lost_beginning(view: StreamFiles, lost: MarkLost, first: int) -> JournalCorrupt:
+    """The error of a stream without a mark whose first segment begins at `first`, behind records that no archive has."""
+    begin = view.border()
+    gone = f"record {begin} is" if first == begin + 1 else f"records {begin} to {first - 1} are"
+    error = JournalCorrupt(
+        f"{view.folder / MARK_NAME} {lost}, and {gone} gone with the first segment (deleted): restore a backup, for neither an engine "
+        f"nor a copy can begin at record {first}",
+        position=begin,
+        kind="deleted",
+    )
+    error.place = str(view.root)
+    return error
+
+
+def lost_end(view: StreamFiles, lost: MarkLost) -> JournalCorrupt:
     """The error of a stream without a mark: what is there, what can't be known, and the way out.
+
+    It's an `EndInDoubt`, unless the stream has lost its beginning too, so that there's no way out.
 
     Raises:
         JournalError: not even that can be told.
     """
+    names = view.segments()
+    if names and names[0].first > view.border():
+        return lost_beginning(view, lost, names[0].first)
     end, behind = whole_of(view)
     head, journal = end.head, shlex.quote(str(view.folder.parent))
     known = _known_by_snapshots(view, head.position)
@@ -91,7 +110,7 @@ def lost_end(view: StreamFiles, lost: MarkLost) -> EndInDoubt:
         *filter(None, (behind, proved)),
         f"{unknown}: `refold copy --accept-end {journal} NEW` makes a new journal of what is whole",
     ]
-    error = EndInDoubt("; ".join(told), position=head.position, num_known=known)
+    error = EndInDoubt("; ".join(told), position=head.position, num_known=known, told_by="snapshot" if known else None)
     error.place = str(view.folder.parent)
     return error
 

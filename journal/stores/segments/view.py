@@ -6,21 +6,22 @@ a power cut could take back. When nobody owns it, whole groups above the mark co
 
 import contextlib
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
+from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.segments.files import READ, close_read, damaged, explain
 from refold.journal.stores.segments.folder import SegmentName
 from refold.journal.stores.segments.frames import Group
-from refold.journal.stores.segments.gaps import end_of, not_there
+from refold.journal.stores.segments.gaps import not_there
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, read_mark
 from refold.journal.stores.segments.scan import FileBytes, Place, records_of, walk
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
+from refold.journal.stores.segments.shortage import cut_off, lost, shortage
 from refold.journal.stores.segments.stream_files import End, StreamFiles
 from refold.journal.stores.segments.tail import Tail, find_tail
-from refold.journal.stores.segments.unmarked import is_unborn, whole_of
+from refold.journal.stores.segments.unmarked import is_unborn, lost_beginning, whole_of
 
 _ATTEMPTS = 20
 
@@ -54,7 +55,7 @@ class StreamView(StreamFiles):
     def end(self) -> End | None:
         """How far the stream counts now; None if it never began. Without its mark: as far as it's whole.
 
-        A stream whose newest segment is gone counts as far as it was acknowledged: what is before can be read.
+        A stream whose newest segment is gone or cut counts as far as it was acknowledged: what is before can be read.
 
         Raises:
             JournalError: it can't be read, or is damaged.
@@ -74,7 +75,7 @@ class StreamView(StreamFiles):
             except JournalCorrupt:
                 # An engine that opened it a moment ago may be at work on this very tail.
                 if attempt == _ATTEMPTS - 1 or (owner_of(self.root) is None and self.mark() == mark):
-                    if self._ends_before(marked):
+                    if isinstance(shortage(self, marked), EndInDoubt):
                         return marked
                     raise
         raise AssertionError("the last attempt returns or raises")
@@ -83,7 +84,7 @@ class StreamView(StreamFiles):
         """The mark; None if the stream never began.
 
         Raises:
-            MarkLost: it's damaged, or gone.
+            MarkLost: it's damaged or gone, or no file.
             JournalError: it can't be read.
         """
         path = self.folder / MARK_NAME
@@ -98,6 +99,8 @@ class StreamView(StreamFiles):
                 raise explain(error, path, "read") from error
             try:
                 return read_mark(self.files, fd)
+            except IsADirectoryError as error:
+                raise MarkLost("is a folder") from error
             except OSError as error:
                 raise explain(error, path, "read") from error
             finally:
@@ -112,7 +115,7 @@ class StreamView(StreamFiles):
         """
         segments = [name for name in self.segments() if name.first >= marked.segment]
         if not segments or segments[0].first != marked.segment:
-            raise self.lost(marked)
+            raise lost(self, marked)
         end = marked
         for number, name in enumerate(segments):
             if number:
@@ -123,29 +126,11 @@ class StreamView(StreamFiles):
                 end = self._closed_end(name, end, segments[number + 1])
         return end
 
-    def lost(self, marked: End) -> JournalCorrupt:
-        """The error of a stream whose marked segment is not there."""
-        names, last = self.segments(), marked.head.position - 1
-        if not names:
-            first, which = self.border(), "of its segments none is there"
-        else:
-            first, which = marked.segment, "the segment that it was acknowledged in is gone"
-            if names[-1].first < marked.segment:
-                with contextlib.suppress(JournalCorrupt):
-                    first = end_of(self, names[-1])
-        lost = f"and those up to {last} are lost" if last > first else "is lost" if last == first else "can't be added"
-        return damaged(self.folder, first, "truncated" if names else "deleted", f"{lost}: {which}")
-
-    def _ends_before(self, marked: End) -> bool:
-        """Whether there are segments, and none of them reaches the marked one."""
-        names = self.segments()
-        return bool(names) and names[-1].first < marked.segment
-
     def _tail_of(self, name: SegmentName, end: End) -> End:
         path = self.folder / name.file_name
         with self.opened(name) as (fd, _header, size):
             if end.tail.end > size:
-                raise self._cut_off(path, end.head.position)
+                raise cut_off(self, name, end)
             return End(name.first, find_tail(FileBytes(self.files, fd, size), end.tail, path))
 
     def _closed_end(self, name: SegmentName, end: End, following: SegmentName) -> End:
@@ -165,9 +150,9 @@ class StreamView(StreamFiles):
         """
         segments = [name for name in self.segments() if name.first <= end.segment]
         if not segments:
-            raise self.lost(end)
+            raise lost(self, end)
         if start < segments[0].first:
-            raise not_there(self, start, segments[0].first)
+            raise self._not_there(start, segments[0].first)
         position, is_cut = start, segments[-1].first != end.segment
         for number, name in enumerate(segments):
             following = segments[number + 1].first if number + 1 < len(segments) else None
@@ -183,7 +168,14 @@ class StreamView(StreamFiles):
             if following is not None and position != following:
                 raise damaged(self.folder, position, "deleted", f"is not there; the next segment has {following}")
         if is_cut:
-            raise self.lost(end)
+            raise lost(self, end)
+
+    def _not_there(self, start: int, first: int) -> JournalCorrupt:
+        try:
+            self.mark()
+        except MarkLost as lost:
+            return lost_beginning(self, lost, first)
+        return not_there(self, start, first)
 
     def _groups(self, name: SegmentName, start: int, end: End) -> Generator[tuple[Group, bytes], None, None]:
         """The groups of a segment, from the one that holds `start` on, up to `end`."""
@@ -210,17 +202,16 @@ class StreamView(StreamFiles):
         path = self.folder / name.file_name
         fd = self.files.open(path, READ)
         try:
-            header, size = read_header(self.files, fd, path, name.first), self.files.size(fd)
+            size = self.files.size(fd)
             limit = end.tail.end if name.first == end.segment else size
-            for group, body in walk(
-                FileBytes(self.files, fd, min(limit, size)), Place(header.size, name.first), path, start
-            ):
-                yield group, body
-                start = max(start, group.stop)
+            source = FileBytes(self.files, fd, min(limit, size))
+            header = read_header(self.files, fd, path, name.first)
+            yield from walk(source, Place(header.size, name.first), path, start)
             if limit > size:
-                raise self._cut_off(path, max(start, name.first))
+                raise cut_off(self, name, end)
+        except JournalCorrupt as damage:
+            if damage.kind != "truncated" or name.first != end.segment or isinstance(damage, EndInDoubt):
+                raise
+            raise cut_off(self, name, end) from damage
         finally:
             close_read(self.files, fd)
-
-    def _cut_off(self, path: Path, position: int) -> JournalCorrupt:
-        return damaged(path, position, "truncated", "was acknowledged, but the file ends before it")
