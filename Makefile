@@ -12,6 +12,11 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 
 VENV := .venv
 BIN := $(VENV)/bin
+# COMPILED=1 makes test, bench, simulate and traces run on the compiled core; see `make compiled`.
+COMPILED ?=
+COMPILED_VENV := .venv-compiled
+PYTHON_OF_FORM := $(if $(COMPILED),$(COMPILED_VENV)/bin/python,$(BIN)/python)
+STAMP_OF_FORM = $(if $(COMPILED),$(COMPILED_VENV)/.stamp,$(VENV)/.stamp-dev)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PACKAGES := engine gpu journal migrations projections scheduler
 ROOTS := $(VENV)/.stamp-python pyproject.toml constraints.txt
@@ -27,7 +32,7 @@ FUZZARGS ?=
 PLANTEDARGS ?=
 FAULTS := kill torn flip disk lock postgres clock race
 
-.PHONY: help demo worker-kills segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
+.PHONY: help demo compiled worker-kills segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
 	fuzz planted-journals crash determinism mixes golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
@@ -57,6 +62,20 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	@$(PIP_INSTALL) --group dev
 	@touch $@
 
+# The compiled wheel in an environment of its own, where all other packages are those of .venv.
+CORE := setup.py pyproject.toml $(foreach package,$(PACKAGES),$(shell find $(package) -name '*.py' -o -name '*.cpp' -o -name '*.sql'))
+$(COMPILED_VENV)/.stamp: $(VENV)/.stamp-dev $(CORE)
+	@echo '== compiling the core (a minute or two)'
+	@rm -rf $(COMPILED_VENV) build
+	@$(BIN)/python -m venv --without-pip $(COMPILED_VENV)
+	@REFOLD_COMPILED=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation --wheel-dir $(COMPILED_VENV) .
+	@$(BIN)/python -m pip --python $(COMPILED_VENV)/bin/python install --quiet --disable-pip-version-check --no-deps $(COMPILED_VENV)/*.whl
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(COMPILED_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages_of_venv.pth"
+	@rm -rf build src/*.egg-info
+	@touch $@
+
 # --- what a newcomer runs -------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.stamp-run  ## serve prompts on a real model, kill the engine half way, recover, verify
@@ -64,9 +83,9 @@ demo: $(VENV)/.stamp-run  ## serve prompts on a real model, kill the engine half
 
 # One thread a process: two test processes with two threads each on two cores wait for each other most of the time.
 # One process more than there are cores: some test always waits, for a process that it started or a lock that it tries.
-test: $(VENV)/.stamp-dev  ## run the test suite (TESTARGS="-k words" to choose)
+test: $(STAMP_OF_FORM)  ## run the test suite (TESTARGS="-k words" to choose)
 	@echo '== tests'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal $(TESTARGS)
+	@OMP_NUM_THREADS=1 $(PYTHON_OF_FORM) -m pytest -n $$(($(JOBS) + 1)) --dist worksteal $(TESTARGS)
 
 # --- what CI checks as well -----------------------------------------------------------------------------------------
 
@@ -105,12 +124,18 @@ check: test lint typecheck imports migrations-check package-check  ## all of the
 
 # --- long runs ------------------------------------------------------------------------------------------------------
 
-bench: $(VENV)/.stamp-dev  ## microseconds per decode step, folds per second; the journal beside raw writes
-	@$(BIN)/python benchmarks/step.py
-	@$(BIN)/python -m benchmarks.journal
+bench: $(STAMP_OF_FORM)  ## microseconds per decode step, folds per second; the journal beside raw writes
+	@$(PYTHON_OF_FORM) -m benchmarks.step
+	@$(PYTHON_OF_FORM) -m benchmarks.journal
 
-simulate: $(VENV)/.stamp-dev  ## SEEDS random histories on the simulated worker, every law checked after every event
-	@$(BIN)/python -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS) $(SIMARGS)
+simulate: $(STAMP_OF_FORM)  ## SEEDS random histories on the simulated worker, every law checked after every event
+	@$(PYTHON_OF_FORM) -m tests.kit.simulator --seeds $(SEEDS) --jobs $(JOBS) $(SIMARGS)
+
+compiled: $(COMPILED_VENV)/.stamp  ## the core as machine code, in .venv-compiled; 200 lives come to the same bytes in both forms
+	@for python in $(BIN)/python $(COMPILED_VENV)/bin/python; do \
+	  $$python -m tests.kit.simulator --first 90000 --seeds 200 --jobs $(JOBS) | grep -vE '^seen' | tee $(COMPILED_VENV)/said.txt; \
+	  grep '^sha256' $(COMPILED_VENV)/said.txt >> $(COMPILED_VENV)/digests.txt; done
+	@test "$$(sort -u $(COMPILED_VENV)/digests.txt | wc -l)" = 1 && echo '== the same journals in both forms'; rm $(COMPILED_VENV)/digests.txt
 
 segment-faults: $(VENV)/.stamp-dev  ## every call of the segment store's file system fails in every way (minutes)
 	@$(BIN)/python -m tests.kit.segment_campaign $(SIMARGS)
@@ -124,8 +149,8 @@ fuzz: $(VENV)/.stamp-dev  ## capsules from a stranger, for FUZZ_S seconds: journ
 planted-journals: $(VENV)/.stamp-dev  ## 34 long journals with one fault each: every verb names its place and class (minutes)
 	@$(BIN)/python -m tests.kit.planted_campaign $(PLANTEDARGS)
 
-traces: $(VENV)/.stamp-dev  ## two production traces through the core, whole, under three sizes of pool (needs ../shared/data)
-	@$(BIN)/python -m benchmarks.traces
+traces: $(STAMP_OF_FORM)  ## two production traces through the core, whole, under three sizes of pool (needs ../shared/data)
+	@$(PYTHON_OF_FORM) -m benchmarks.traces
 
 fault-matrix: $(FAULTS:%=fault-%)  ## every row of the fault matrix, on every store, whole (half an hour)
 $(FAULTS:%=fault-%): fault-%: $(VENV)/.stamp-dev
@@ -148,6 +173,6 @@ determinism: $(VENV)/.stamp-dev  ## 50 prompts under every schedule, real model:
 crash: $(VENV)/.stamp-dev  ## KILLS engines killed with SIGKILL at random instants; nothing lost, nothing twice
 	@REFOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m crash $(TESTARGS)
 
-clean:  ## remove .venv, caches, builds and the demo's output
-	rm -rf $(VENV) build dist src/*.egg-info demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean:  ## remove .venv and .venv-compiled, caches, builds and the demo's output
+	rm -rf $(VENV) $(COMPILED_VENV) build dist src/*.egg-info demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests benchmarks docs src -name __pycache__ -type d -prune -exec rm -rf {} +

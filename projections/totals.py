@@ -17,23 +17,25 @@ from refold.journal.events import (
 )
 
 
+COUNTS = (
+    "finished",
+    "lost_steps",
+    "lost_workers",
+    "preemptions",
+    "prompt_tokens",
+    "requests",
+    "scheduled_tokens",
+    "stale_tokens_delivered",
+    "stale_tokens_dropped",
+    "steps",
+    "tokens",
+)
+
+
 class Totals:
     """Counts over every life of the engine. Written by `observe_all` only."""
 
-    __slots__ = (
-        "finished",
-        "is_closed",
-        "lost_steps",
-        "lost_workers",
-        "preemptions",
-        "prompt_tokens",
-        "requests",
-        "scheduled_tokens",
-        "stale_tokens_delivered",
-        "stale_tokens_dropped",
-        "steps",
-        "tokens",
-    )
+    __slots__ = (*COUNTS, "is_closed")
 
     def __init__(self) -> None:
         self.requests = 0
@@ -51,7 +53,7 @@ class Totals:
 
     def counts(self) -> dict[str, Any]:
         """Every count by its name."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "is_closed"}
+        return {name: getattr(self, name) for name in COUNTS}
 
     def observe_all(self, events: Iterable[Event]) -> None:
         """Count events."""

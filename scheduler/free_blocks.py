@@ -6,20 +6,8 @@ Blocks that become free when a step in flight comes back are behind a fence: as 
 from collections.abc import Iterator
 from itertools import islice
 
-import msgspec
-
 from refold.projections.blocks import BlockPool
 from refold.projections.runs import Run
-
-
-class Hit(msgspec.Struct, frozen=True, gc=False):
-    """Cached blocks that hold a request's prefix; of them, `idle` belong to nobody yet and count as free."""
-
-    block_ids: list[int]
-    idle: list[int]
-
-
-NO_HIT = Hit([], [])
 
 
 class FreeBlocks:

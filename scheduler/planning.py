@@ -18,9 +18,9 @@ from refold.projections.batch import without
 from refold.projections.requests import Request
 from refold.scheduler import prefix_cache, shaping
 from refold.scheduler.commands import ScheduleStep
-from refold.scheduler.free_blocks import Hit
+from refold.scheduler.plan_parts import Hit, Shape
 from refold.scheduler.room import fits, make_room, needed_blocks
-from refold.scheduler.scratch import Plan, Shape
+from refold.scheduler.scratch import Plan
 from refold.scheduler.state import State
 from refold.scheduler.trials import on_trial
 

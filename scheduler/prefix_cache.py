@@ -8,8 +8,8 @@ from bisect import bisect_left
 from itertools import repeat, takewhile
 
 from refold.projections.requests import Request
-from refold.scheduler.free_blocks import NO_HIT, Hit
-from refold.scheduler.scratch import Plan, Promise
+from refold.scheduler.plan_parts import NO_HIT, Hit, Promise
+from refold.scheduler.scratch import Plan
 
 _is_block = (0).__le__  # what a look-up answers; -1 where there is none
 

@@ -6,7 +6,7 @@ a fence are as good as free, one step later: they are waited for, and nobody giv
 
 from refold.projections.requests import Request
 from refold.scheduler import shaping
-from refold.scheduler.free_blocks import Hit
+from refold.scheduler.plan_parts import Hit
 from refold.scheduler.scratch import Plan
 
 

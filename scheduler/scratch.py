@@ -5,10 +5,6 @@ the plan is whole; then it becomes events, and the appliers do to the state what
 half-planned is ever visible.
 """
 
-from collections.abc import Sequence
-
-import msgspec
-
 from refold.journal.events import (
     Admission,
     BlockAllocation,
@@ -22,32 +18,10 @@ from refold.journal.events import (
     StepScheduled,
 )
 from refold.projections.requests import RUNNING, WAITING, Request
-from refold.scheduler.encoder_room import EncoderProposal, EncoderRoom
+from refold.scheduler.encoder_room import EncoderRoom
 from refold.scheduler.free_blocks import FreeBlocks
+from refold.scheduler.plan_parts import Promise, Shape
 from refold.scheduler.state import State
-
-
-class Shape(msgspec.Struct, frozen=True, gc=False):
-    """An entry to be: `num_tokens` in all (0: not in this step), the last `num_drafts` of them drafts."""
-
-    num_tokens: int
-    is_chunk: bool
-    num_drafts: int = 0
-    draft_token_ids: Sequence[int] = ()
-    encoder: EncoderProposal | None = None
-
-
-class Promise(msgspec.Struct, frozen=True, gc=False):
-    """Blocks `start` to `end` of a request's `table` will hold what its `hashes` say, once this step has run."""
-
-    start: int
-    end: int
-    hashes: list[bytes]
-    table: list[int]
-
-    def has(self, index: int, content_hash: bytes) -> bool:
-        """Whether block `index` of a chain that came to `start` is promised here too."""
-        return index < self.end and self.hashes[index] == content_hash
 
 
 class Plan:

@@ -8,7 +8,8 @@ before the places that it fills) and with grammars (a constrained token needs al
 from refold.journal.events import EngineConfig
 from refold.projections.requests import WAITING, Request
 from refold.scheduler.drafting import prompt_lookup
-from refold.scheduler.scratch import Plan, Shape
+from refold.scheduler.plan_parts import Shape
+from refold.scheduler.scratch import Plan
 
 _NOT_NOW = Shape(0, is_chunk=True)
 

@@ -116,7 +116,7 @@ def _image(kind: type[Any], thing: object, **told: object) -> Any:
 
 def _thing(kind: type[T], image: Image, **told: object) -> T:
     """The thing of an image; `told` are slots that it has in another way than the image, or beside it."""
-    thing = object.__new__(kind)
+    thing = kind.__new__(kind)
     skipped = IMAGES[kind].extra
     for name in image.__struct_fields__:
         if name not in skipped and name not in told:

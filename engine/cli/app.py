@@ -166,10 +166,13 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
         return
     import platform
     import sqlite3
+    from importlib.util import find_spec
 
     from refold import __version__
 
-    click.echo(f"refold {__version__} (Python {platform.python_version()}, SQLite {sqlite3.sqlite_version})")
+    core = find_spec("refold.scheduler.fold")
+    form = "" if core is None or str(core.origin).endswith(".py") else ", compiled core"
+    click.echo(f"refold {__version__} (Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}{form})")
     ctx.exit()
 
 

@@ -15,10 +15,12 @@ from refold.journal.record import head_after
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
+from refold.projections.totals import Totals
 from tests.cli.command import assert_one_line_and_a_hint, finished, process, refold, rows
 from tests.engine.test_snapshots import kept_at
 from tests.history.journals import START_NS, TICK_NS, eventful_lives, write_journal
 from tests.kit.engines import eventually
+from tests.kit.sameness import slots_of
 
 
 @pytest.fixture
@@ -92,8 +94,8 @@ def test_stat_reads_little_when_there_is_a_snapshot(journal: Path) -> None:
     assert whole is not None
     assert found is not None
     assert len(read) == found.head.position - 30
-    assert {n: getattr(found.totals, n) for n in found.totals.__slots__} == {
-        n: getattr(whole.totals, n) for n in whole.totals.__slots__
+    assert {n: getattr(found.totals, n) for n in slots_of(Totals)} == {
+        n: getattr(whole.totals, n) for n in slots_of(Totals)
     }
     assert [entry.position for entry in found.snapshots] == [30]
     assert "at 30" in refold("stat", journal).stdout

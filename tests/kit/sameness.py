@@ -14,8 +14,9 @@ def differences(ours: object, theirs: object) -> list[str]:
 
 
 def slots_of(kind: type) -> list[str]:
-    """The slots of a class, those of its bases included."""
-    return [name for base in reversed(kind.__mro__) for name in getattr(base, "__slots__", ())]
+    """The slots of a class, those of its bases included; of a class of the compiled core, its attributes."""
+    found = [name for base in reversed(kind.__mro__) for name in vars(base).get("__slots__", ())]
+    return found or list(vars(kind).get("__mypyc_attrs__", ()))
 
 
 VALUES = (Batch,)
@@ -39,7 +40,7 @@ class _Comparison:
             yield from self._in_order(path, list(ours.items() if isinstance(ours, dict) else ours), theirs)
         elif isinstance(ours, dict):
             yield from self._keyed(path, ours, theirs)
-        elif hasattr(type(ours), "__slots__") and not hasattr(type(ours), "__struct_fields__"):
+        elif slots_of(type(ours)) and not hasattr(type(ours), "__struct_fields__"):
             yield from self._slots(path, ours, theirs)
         elif ours != theirs:
             yield f"{path}: {ours!r} and {theirs!r}"

@@ -7,7 +7,10 @@ import pytest
 
 from tests.kit.fault_list import FAULTS
 from tests.kit.faults import hunt, noticed_by, planted
+from tests.kit.form import interpreted_only
 from tests.kit.simulation import Simulation
+
+pytestmark = interpreted_only
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "planted-faults.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.*) \| ([\d,]+) \| (.*) \|$", re.MULTILINE)
