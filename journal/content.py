@@ -36,6 +36,7 @@ from refold.journal.events import (
     StaleOutputConsumed,
     StateDigest,
     StepScheduled,
+    TakenDrafts,
 )
 
 Column = list[int | None] | str | None
@@ -57,13 +58,6 @@ TAKEN: dict[type[Event], str] = {
     StateDigest: "digest",
 }
 """The column that each kind of event may lose. Of drafts, the entries stay and the tokens go."""
-
-
-class TakenDrafts(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """`Drafts` without its tokens: how many there were."""
-
-    entry: int
-    token_ids: int
 
 
 class ContentMismatch(ValueError):
