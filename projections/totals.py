@@ -16,7 +16,6 @@ from refold.journal.events import (
     WorkerLost,
 )
 
-
 COUNTS = (
     "finished",
     "lost_steps",
