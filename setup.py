@@ -16,7 +16,7 @@ from typing import Any
 from setuptools import setup
 
 SWITCH = "REFOLD_COMPILED"
-CORE = ("projections/*.py", "scheduler/*.py", "journal/codec.py", "journal/content.py", "gpu/simulated.py")
+CORE = ("projections/*.py", "scheduler/*.py", "journal/codec.py", "journal/content.py")
 """What is compiled, below src/refold. What waits for a disk or a device would gain nothing."""
 
 # Types are taken from the core alone: looking into torch and SQLAlchemy would take mypyc minutes and two gigabytes.

@@ -78,7 +78,7 @@ def check_text(what: str, text: object, max_chars: int) -> str:
         raise Rejected(f"{what} has {len(text)} characters: give at most {max_chars}")
     if (found := _NO_TEXT.search(text)) is not None:
         raise Rejected(f"{what} has U+{ord(found[0]):04X} at index {found.start()}, which is no text: remove it")
-    return text
+    return str.__str__(text)  # of a subclass, the text alone: the journal's encoder takes no other
 
 
 def check_priority(priority: object) -> int:

@@ -58,7 +58,8 @@ def redact_at_rest(url: str, request_id: str, reason: str = "", stream: str = DE
     reader = open_reader(url)
     try:
         plan.follow(reader.read(stream))
-        plan.command(check_line("reason", reason, _MAX_REASON_CHARS))
+        reason = check_line("reason", reason, _MAX_REASON_CHARS)
+        plan.command(reason)
     finally:
         reader.close()
     store = open_store(url)
@@ -78,7 +79,7 @@ def redact_live(life: Life, request_id: str, reason: str, url: str) -> Redaction
     """Redact a request in the journal, at `url`, of an engine that goes on. Blocking. Raises as `redact_at_rest`."""
     store, stream, core = _erasing(life.store), life.stream, life.core
     plan = RedactionPlan(check_request_id(request_id))
-    check_line("reason", reason, _MAX_REASON_CHARS)
+    reason = check_line("reason", reason, _MAX_REASON_CHARS)
     for _ in range(_MAX_ROUNDS):  # an engine that writes faster than this reads would never be caught
         durable = core.durable_position
         plan.follow(store.read(stream, plan.position, durable))

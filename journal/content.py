@@ -36,8 +36,8 @@ from refold.journal.events import (
     StaleOutputConsumed,
     StateDigest,
     StepScheduled,
-    TakenDrafts,
 )
+from refold.journal.taken import TakenDrafts
 
 Column = list[int | None] | str | None
 NO_CONTENT = b""

@@ -157,13 +157,6 @@ class Drafts(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown
     token_ids: list[int]
 
 
-class TakenDrafts(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """`Drafts` as a record's body holds it: how many tokens there were; they are in its content (`refold.journal.content`)."""
-
-    entry: int
-    token_ids: int
-
-
 class EncoderInput(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """The entry's request needs its media item number `media`; `computed`: this step runs the encoder for it."""
 

@@ -4,8 +4,9 @@ A request that can never fit is refused here, with the numbers, rather than queu
 it alone. What was admitted once is never refused later, except by a new configuration (`capacity`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
+from typing import Any
 
 from refold.journal.errors import Rejected
 from refold.journal.events import EngineConfig, Event, RequestSubmitted, Sampling
@@ -117,8 +118,8 @@ def _check_prompt(command: SubmitRequest, config: EngineConfig) -> None:
     check_prompt_tokens(command.request_id, prompt, config)
 
 
-def check_prompt_tokens(request_id: str, tokens: list[int], config: EngineConfig) -> None:
-    """Refuse tokens that the model doesn't have."""
+def check_prompt_tokens(request_id: str, tokens: Sequence[Any], config: EngineConfig) -> None:
+    """Refuse what is no token, and tokens that the model doesn't have."""
     # Three passes in C: a generator took ten times as long, which a prompt of thousands of tokens feels.
     if tokens and (set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) >= config.vocab_size):
         index = next(i for i, t in enumerate(tokens) if type(t) is not int or not 0 <= t < config.vocab_size)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from refold.journal.events import EngineConfig, RequestSubmitted, Sampling, StepScheduled
 from refold.projections.batch import Batch
 from refold.projections.blocks import BlockPool
 from refold.projections.encoder import EncoderCache
@@ -47,6 +48,22 @@ from refold.scheduler.images import (
 )
 from refold.scheduler.state import State
 
+# For constructors. They can't be left out (of a compiled class, `__new__` calls `__init__`), and nothing of these stays in what is restored.
+_NO_REQUEST = RequestSubmitted(
+    handle=0, request_id="", prompt_token_ids=[], sampling=Sampling(seed=0, max_tokens=1), arrival_ns=0
+)
+_NO_STEP = StepScheduled(step=0, handles=[], num_tokens=[], first_positions=[])
+_NO_CONFIG = EngineConfig(
+    model="",
+    model_fingerprint="",
+    vocab_size=1,
+    eos_token_ids=(),
+    max_model_len=1,
+    block_size=1,
+    num_blocks=0,
+    max_num_seqs=1,
+    max_num_batched_tokens=1,
+)
 OUTPUTS_PER_PIECE = 64
 _LENGTH = struct.Struct(">Q")
 _STATUSES = {status: status for status in (WAITING, RUNNING, PREEMPTED, IDLE, FINISHED)}
@@ -86,7 +103,7 @@ def unpack(body: bytes, max_finished: int = MAX_FINISHED) -> Folded:
     first, second, *pieces = _pieces(body)
     state = _state_of(_STATE.decode(first))
     totals_image, outbox_image = _REST.decode(second)
-    totals = _thing(Totals, totals_image)
+    totals = _filled(Totals(), totals_image)
     outputs = [_output_of(image) for piece in pieces for image in _OUTPUTS.decode(piece)]
     return Folded(state, _outbox_of(outputs, outbox_image, max_finished), totals)
 
@@ -114,10 +131,9 @@ def _image(kind: type[Any], thing: object, **told: object) -> Any:
     return kind(*[told[name] if name in told else getattr(thing, name) for name in kind.__struct_fields__])
 
 
-def _thing(kind: type[T], image: Image, **told: object) -> T:
-    """The thing of an image; `told` are slots that it has in another way than the image, or beside it."""
-    thing = kind.__new__(kind)
-    skipped = IMAGES[kind].extra
+def _filled(thing: T, image: Image, **told: object) -> T:
+    """A new thing with what its image has, in every slot; `told` are slots that it has in another way, or beside it."""
+    skipped = IMAGES[type(thing)].extra
     for name in image.__struct_fields__:
         if name not in skipped and name not in told:
             setattr(thing, name, getattr(image, name))
@@ -200,28 +216,31 @@ def _state_of(image: StateImage) -> State:
         in_flight = deque(_step_of(step, known) for step in image.window.in_flight)
     except KeyError as error:
         raise ValueError(f"the snapshot names request {error} and doesn't have it") from error
-    table = _thing(
-        RequestTable,
+    table = _filled(
+        RequestTable(),
         image.requests,
         by_handle=by_handle,
         finished_ids=deque(image.requests.finished_ids),
         sessions=sessions,
         asking={handle for handle, request in by_handle.items() if request.sampling.asks_logprobs},
     )
-    cache = _thing(EncoderCache, image.encoder, evictable=OrderedDict.fromkeys(image.encoder.evictable))
+    cache = _filled(EncoderCache(0), image.encoder, evictable=OrderedDict.fromkeys(image.encoder.evictable))
     opened = {} if image.opened_config is None else {"config": image.opened_config}
-    return _thing(
-        State,
+    return _filled(
+        State(),
         image,
         **opened,
         requests=table,
-        queues=_thing(Queues, image.queues, **orders),
+        queues=_filled(Queues(), image.queues, **orders),
         pool=_pool_of(image.pool, _runs_of(by_handle.values(), image.requests.by_handle)),
-        window=_thing(
-            Window, image.window, in_flight=in_flight, last_batch=in_flight[-1].batch if in_flight else NOBODY
+        window=_filled(
+            Window(),
+            image.window,
+            in_flight=in_flight,
+            last_batch=in_flight[-1].batch if in_flight else NOBODY,
         ),
         encoder=cache,
-        suspicion=_thing(Suspicion, image.suspicion),
+        suspicion=_filled(Suspicion(), image.suspicion),
     )
 
 
@@ -229,7 +248,14 @@ def _request_of(image: RequestImage) -> Request:
     status = _STATUSES.get(image.status)
     if status is None:
         raise ValueError(f"{image.status!r} is no status of a request")
-    return _thing(Request, image, chunks=deque(image.chunks), run=None, status=status, tokens=array("q", image.tokens))
+    return _filled(
+        Request(_NO_REQUEST, _NO_CONFIG),
+        image,
+        chunks=deque(image.chunks),
+        run=None,
+        status=status,
+        tokens=array("q", image.tokens),
+    )
 
 
 def _runs_of(requests: Iterable[Request], images: Iterable[RequestImage]) -> dict[int, Run]:
@@ -249,8 +275,8 @@ def _runs_of(requests: Iterable[Request], images: Iterable[RequestImage]) -> dic
 
 
 def _pool_of(image: BlockPoolImage, runs: dict[int, Run]) -> BlockPool:
-    return _thing(
-        BlockPool,
+    return _filled(
+        BlockPool(0, 1),
         image,
         block_by_hash={content: block for block, content in enumerate(image.hashes) if content is not None},
         runs=runs,
@@ -265,11 +291,11 @@ def _step_of(image: InFlightStepImage, known: dict[int, Request]) -> InFlightSte
     batch = Batch(requests)
     batch.epochs, batch.handles = image.epochs, image.handles
     batch.first_output_positions, batch.stop_ids = image.first_output_positions, image.stop_ids
-    return _thing(InFlightStep, image, batch=batch, requests=batch.requests, filled=filled)
+    return _filled(InFlightStep(_NO_STEP, batch), image, batch=batch, requests=batch.requests, filled=filled)
 
 
 def _output_of(image: OutputImage) -> Output:
-    return _thing(Output, image, turn_ends=[TurnEnd(*end) for end in image.turn_ends])
+    return _filled(Output(_NO_REQUEST), image, turn_ends=[TurnEnd(*end) for end in image.turn_ends])
 
 
 def _outbox_of(outputs: list[Output], image: OutboxImage, max_finished: int) -> Outbox:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refold.engine.audit.place import Place, derived
+from refold.engine.history.plain import is_unicode
 from refold.journal.errors import Rejected
 from refold.journal.stores.location import shown
 from refold.journal.stores.sqlite_file import connect_readonly
@@ -39,6 +40,8 @@ def check_reads(sql: str) -> str:
         raise Rejected(f"the statement begins with {what}: only SELECT, WITH, VALUES and EXPLAIN are run, read-only")
     if "\0" in sql:
         raise Rejected("the statement has a NUL character in it: leave it out")
+    if not is_unicode(sql):
+        raise Rejected("the statement has bytes in it that are no UTF-8: leave them out")
     return sql
 
 

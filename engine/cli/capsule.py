@@ -10,7 +10,7 @@ from refold.engine.cli.console import named, reading, verb, write, write_json
 from refold.engine.cli.failures import UNREADABLE, USAGE, Complaint, unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.capsule import CapsuleRecord, new_note, read_capsule, write_capsule
-from refold.engine.history.plain import count, safe
+from refold.engine.history.plain import count, is_unicode, safe
 from refold.engine.history.sealing import sealed_records
 from refold.engine.history.whole_file import whole_file
 from refold.journal.errors import JournalError, RefoldError, SchemaTooNew
@@ -37,6 +37,8 @@ def command(unpack: bool, note: str, as_json: bool, source: str, target: str | N
     """
     if not unpack and target is None:
         raise Complaint("no file to write", "`refold capsule JOURNAL FILE`", USAGE)
+    if not is_unicode(note):
+        raise Complaint("the note has bytes in it that are no UTF-8", "leave them out", USAGE)
     if target is not None and Path(target).exists():
         raise Complaint(f"{target} exists", "name another file", USAGE)
     records = _unpack(source, target) if unpack else _pack(source, str(target), note)

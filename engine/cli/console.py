@@ -14,6 +14,8 @@ from refold.engine.cli.app import Settings, debug_option
 from refold.engine.cli.typed import typed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from refold.engine.cli.failures import Complaint
@@ -115,6 +117,15 @@ def require_journal(journal: str, *, tells_doubt: bool = True) -> None:
     """A journal must be there; raises as `reading`. Whoever writes to it next is refused for its doubts: they needn't be told twice."""
     with reading(journal, tells_doubt=tells_doubt):
         pass
+
+
+def check_output(output: "Path | None", journal: str) -> None:
+    """A file to write must be none of the journal's own; whoever names one would lose it."""
+    from refold.engine.cli.failures import USAGE, Complaint
+    from refold.journal.stores.location import is_part_of
+
+    if output is not None and is_part_of(journal, output):
+        raise Complaint(f"{output} is a file of the journal {named(journal)} itself", "name another file", USAGE)
 
 
 def finite(_ctx: click.Context, param: click.Parameter, value: float) -> float:

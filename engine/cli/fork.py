@@ -22,6 +22,7 @@ from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.progress import bar
 from refold.engine.history.figures import Figures
 from refold.engine.history.fork import Fork, fork
+from refold.engine.history.plain import is_unicode, safe
 from refold.engine.history.rerun import LinearTiming
 from refold.engine.history.timeline import Timeline
 
@@ -67,6 +68,8 @@ def command(
 
 def _change(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
+    if not is_unicode(text):
+        raise Complaint(f"--set {safe(text[:60])} has bytes in it that are no UTF-8", "leave them out", USAGE)
     if not sign:
         raise Complaint(f"--set {text[:60]!r} has no value", "give NAME=VALUE, e.g. policy=priority", USAGE)
     return name.strip(), value.strip()

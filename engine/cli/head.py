@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import journal_argument, reading, verb, write
+from refold.engine.cli.console import check_output, journal_argument, reading, verb, write
 from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 
@@ -35,6 +35,7 @@ def command(out: Path | None, key: Path | None, journal: str) -> None:
     from refold.journal.store import DEFAULT_STREAM
     from refold.journal.verify import read_verified
 
+    check_output(out, journal)
     tree = Tree()
     with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
         end = reader.head()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import journal_argument, named, reading, verb, write
+from refold.engine.cli.console import check_output, journal_argument, named, reading, verb, write
 from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
@@ -26,6 +26,7 @@ EXAMPLES = """Examples:
 @journal_argument
 def command(output: Path, title: str, journal: str) -> None:
     """Write one HTML page: timeline, KV occupancy, queues, latency percentiles, waits and preemptions. It loads nothing from anywhere."""
+    check_output(output, journal)
     with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
         data = gather(replay(reader, expect=reader.head()), progress.advance)
     text = page(data, title or Path(named(journal)).name)

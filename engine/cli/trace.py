@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import journal_argument, named, note, reading, verb
+from refold.engine.cli.console import check_output, journal_argument, named, note, reading, verb
 from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
@@ -25,6 +25,7 @@ EXAMPLES = """Examples:
 @journal_argument
 def command(output: Path | None, journal: str) -> None:
     """Write a journal as Chrome's trace JSON: a track per request, the worker's steps, counters, and flows from preemption to resumption."""
+    check_output(output, journal)
     with reading(journal) as reader, bar("tracing", reader.head().position, "records") as progress:
         if output is None:
             write_trace(replay(reader, expect=reader.head()), sys.stdout, progress.advance)

@@ -17,6 +17,11 @@ def safe_text(text: str) -> str:
     return "\n".join(safe(line) for line in text.split("\n"))
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: what came from a shell may have bytes that can't."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """`1 token`, `2 tokens`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

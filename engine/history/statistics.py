@@ -14,10 +14,11 @@ from refold.journal.archives import Archive, ArchivedReader, border_of
 from refold.journal.codec import decode
 from refold.journal.errors import bad_record
 from refold.journal.events import ContentRedacted, Event, QuarantineLifted, RequestQuarantined
-from refold.journal.naming import name, place_of_reader
-from refold.journal.record import Head, Record, size_of
+from refold.journal.naming import naming
+from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, size_of
 from refold.journal.snapshots import SnapshotEntry, SnapshotReader
 from refold.journal.store import DEFAULT_STREAM, JournalReader
+from refold.journal.verify import verified, verified_part
 from refold.projections.suspicion import Suspicion, lift, quarantine
 from refold.projections.totals import Totals
 
@@ -89,19 +90,19 @@ def statistics(
     """The numbers of a stream; None if nothing was written to it. `by_kind` reads every record.
 
     Raises:
+        JournalCorrupt: a record that was read doesn't follow from the one before it.
         JournalError: the journal can't be read, or records that are needed are archived and not within reach.
     """
     head = reader.head(stream)
     if not head.position:
         return None
     border = border_of(reader, stream)
-    whole = _span(reader, stream, border.position, head.position)
-    totals, kinds, known = (_count_all if by_kind else _count_rest)(reader, stream, head.position, on_record)
+    totals, kinds, known = (_count_all if by_kind else _count_rest)(reader, stream, head, on_record)
     return Statistics(
         head=head,
         border=border,
-        all=whole,
-        recent=_span(reader, stream, max(border.position, head.position - RECENT_RECORDS), head.position),
+        all=_span(reader, stream, border, border.position, head.position),
+        recent=_span(reader, stream, border, max(border.position, head.position - RECENT_RECORDS), head.position),
         totals=totals,
         snapshots=reader.snapshots(stream) if isinstance(reader, SnapshotReader) else [],
         archives=reader.archives(stream) if isinstance(reader, ArchivedReader) else [],
@@ -110,24 +111,36 @@ def statistics(
     )
 
 
-def _span(reader: JournalReader, stream: str, start: int, stop: int) -> Span:
-    first, last = (_record_at(reader, stream, position) for position in (start, stop - 1))
+def _span(reader: JournalReader, stream: str, border: Head, start: int, stop: int) -> Span:
+    first, last = (_record_at(reader, stream, border, position) for position in (start, stop - 1))
     return Span(stop - start, first.time_ns, last.time_ns)
 
 
-def _record_at(reader: JournalReader, stream: str, position: int) -> Record:
+def _record_at(reader: JournalReader, stream: str, border: Head, position: int) -> Record:
+    """The record there, after it was checked to follow from the one before it, or from the border."""
+    with naming(reader):
+        before = border if position == border.position else _head_of(reader, stream, position - 1)
+        for record in verified(reader.read(stream, position, position + 1), before, is_whole=False):
+            return record
+        raise bad_record(position, "deleted", "is not there")
+
+
+def _head_of(reader: JournalReader, stream: str, position: int) -> Head:
+    """The head after a record, as the record says."""
+    if position < 0:
+        return EMPTY_HEAD
     for record in reader.read(stream, position, position + 1):
-        return record
-    raise name(bad_record(position, "deleted", "is not there"), place_of_reader(reader))
+        return head_after(record)
+    raise bad_record(position, "deleted", "is not there")
 
 
 def _count_rest(
-    reader: JournalReader, stream: str, stop: int, on_record: Callable[[], None]
+    reader: JournalReader, stream: str, end: Head, on_record: Callable[[], None]
 ) -> tuple[Totals, dict[str, Kind], Suspicion]:
     """The totals of the newest snapshot, and of what lies behind it."""
-    folded, head = nearest(reader, stream, stop)
+    folded, head = nearest(reader, stream, end.position)
     known = folded.state.suspicion
-    for record in reader.read(stream, head.position, stop):
+    for record in verified_part(reader, stream, head, end.position, end):
         events = decode(record)
         folded.totals.observe_all(events)
         _follow_quarantine(known, events)
@@ -147,11 +160,11 @@ def _follow_quarantine(known: Suspicion, events: Sequence[Event]) -> None:
 
 
 def _count_all(
-    reader: JournalReader, stream: str, stop: int, on_record: Callable[[], None]
+    reader: JournalReader, stream: str, end: Head, on_record: Callable[[], None]
 ) -> tuple[Totals, dict[str, Kind], Suspicion]:
     totals, kinds, suspicion = Totals(), dict[str, Kind](), Suspicion()
     encoder = msgspec.json.Encoder()
-    for record in reader.read(stream, 0, stop):
+    for record in verified_part(reader, stream, EMPTY_HEAD, end.position, end):
         events = decode(record)
         totals.observe_all(events)
         _follow_quarantine(suspicion, events)

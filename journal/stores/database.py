@@ -103,6 +103,14 @@ class Database(ABC):
         """The record in a row of `page_sql`."""
 
     @abstractmethod
+    def check_not_orphaned(self) -> None:
+        """Asked where a stream isn't in the table of streams: are there records that were of it?
+
+        Raises:
+            JournalCorrupt: there are records whose stream isn't there.
+        """
+
+    @abstractmethod
     def enter(self, stream: str, *, exclusive: bool) -> None:
         """What comes before a stream's engine epoch is raised; with `exclusive`, take the right to write it.
 

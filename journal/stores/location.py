@@ -17,6 +17,7 @@ from refold.journal.errors import JournalError
 _SQLITE = "sqlite:///"
 _SEGMENTS = "segments:///"
 _POSTGRESQL = ("postgresql://", "postgresql+psycopg://", "postgres://")
+_SQLITE_FILES = ("", "-wal", "-shm", "-journal", ".mark", ".lock")
 _PASSWORD = re.compile(r"(?<=://)([^/@?#]*?):[^@/]+@|(?<=[?&])(password=)[^&]*")
 _USE = "use sqlite:///FILE, segments:///FOLDER, postgresql://USER@HOST/DATABASE, a plain path, or memory:"
 
@@ -59,6 +60,19 @@ def sqlite_path(url: str) -> Path:
     if kind != "sqlite" or path is None:
         raise JournalError(f"{shown(url)!r} is no journal file: use sqlite:///FILE or a plain file path")
     return path
+
+
+def is_part_of(url: str, file: Path) -> bool:
+    """Whether a file is one of those that make up the journal at `url`, under whatever name."""
+    kind, path, _ = locate(url)
+    if path is None:
+        return False
+    if kind == "segments":
+        return file.resolve().is_relative_to(path.resolve())
+    parts = [path.with_name(path.name + suffix) for suffix in _SQLITE_FILES]
+    if file.exists():  # by what it is: it may be a link
+        return any(part.exists() and file.samefile(part) for part in parts)
+    return file.resolve() in {part.resolve() for part in parts}
 
 
 def shown(url: str) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from refold.journal.errors import JournalError
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import GENESIS_HASH, Head, Record
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores import postgres_append, postgres_engine, postgres_owner
@@ -51,6 +51,17 @@ FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
 WHERE s.name = %s AND r.position >= %s AND r.position < %s ORDER BY r.position LIMIT %s
 """
 _STREAM_ID = "SELECT stream_id FROM journal_streams WHERE name = %s"
+# From one stream's records to the next one's, by the index: most databases hold many records of few streams.
+_ORPHANED = """
+WITH RECURSIVE ids (id) AS (
+    SELECT min(stream_id) FROM journal_records
+    UNION ALL
+    SELECT (SELECT min(r.stream_id) FROM journal_records AS r WHERE r.stream_id > ids.id) FROM ids WHERE ids.id IS NOT NULL
+)
+SELECT EXISTS (
+    SELECT FROM ids WHERE id IS NOT NULL AND NOT EXISTS (SELECT FROM journal_streams AS s WHERE s.stream_id = ids.id)
+)
+"""
 _NEW_STREAM = """
 INSERT INTO journal_streams (name, head_position, head_hash, engine_epoch) VALUES (%s, 0, %b, 0) ON CONFLICT DO NOTHING
 """
@@ -84,11 +95,25 @@ class PostgresDatabase(Database):
     def record_of(self, row: Sequence[Any]) -> Record:
         return row_to_record(row)
 
+    def check_not_orphaned(self) -> None:
+        with explained(self, "read"), self.engine.connect() as connection:
+            self._check_not_orphaned(connection)
+
+    def _check_not_orphaned(self, connection: sa.Connection) -> None:
+        if connection.exec_driver_sql(_ORPHANED).scalar():
+            raise JournalCorrupt(
+                f"{self.name} is damaged: it has records, and its table of streams has not the stream that they are of; "
+                "restore it from a backup",
+                position=0,
+                kind="undecodable",
+            )
+
     def enter(self, stream: str, *, exclusive: bool) -> None:
         """Make the stream's row, in epoch 0: its number is the lock's key, and two openers must not both insert it."""
         connection = self.writing()
         stream_id = connection.exec_driver_sql(_STREAM_ID, (stream,)).scalar()
         if stream_id is None:
+            self._check_not_orphaned(connection)
             connection.exec_driver_sql(_NEW_STREAM, (stream, GENESIS_HASH))
             stream_id = connection.exec_driver_sql(_STREAM_ID, (stream,)).scalar_one()
         if exclusive and not self._claims.get(stream_id):

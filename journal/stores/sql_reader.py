@@ -46,16 +46,22 @@ class SqlReader:
         for number, page in enumerate(in_pages(fetch, start, stop)):
             if not number:
                 check_there(self, stream, fetch, start, page)
+            if not page and not start:
+                self.head(stream)  # it tells a stream that nobody has begun from one that was lost
             yield from map(self._database.record_of, page)
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""
         rows = self._query(self._database.head_sql, (stream,))
+        if not rows:
+            self._database.check_not_orphaned()
         return Head._make(rows[0]) if rows else EMPTY_HEAD
 
     def heads(self) -> dict[str, Head]:
         """The end of every stream, by its name."""
         rows = self._query(self._database.heads_sql, ())
+        if not rows:
+            self._database.check_not_orphaned()
         return {name: Head._make(rest) for name, *rest in sorted(tuple(row) for row in rows)}
 
     def streams(self) -> list[str]:

@@ -58,6 +58,9 @@ class SqliteDatabase(Database):
     def record_of(self, row: Sequence[Any]) -> Record:
         return restored(row)
 
+    def check_not_orphaned(self) -> None:
+        """Whoever opens the file has asked: `check_streams` to read, `check_takeable` to write."""
+
     def enter(self, stream: str, *, exclusive: bool) -> None:
         if exclusive and self._owner is None:
             self._owner = OwnerLock(self._path)

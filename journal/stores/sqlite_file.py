@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
 from refold.journal.stores.room import room_at
+from refold.journal.stores.sqlite_marks import marks_of
 
 APPLICATION_ID = 0x5245464F  # "REFO"
 TABLE_VERSION = 6  # the number of the newest migration
@@ -135,6 +136,7 @@ def look_at(path: Path) -> FileState:
             raise _foreign(path, "is not a file")
     except OSError as error:
         raise JournalError(f"cannot look at {path}: {error.strerror}; name another journal file") from error
+    _check_not_emptied(path)
     # Where nobody has it open, read it as immutable: a foreign file in WAL mode gets no `-shm` beside it.
     connection = _connected(path, immutable=not (_has_wal(path) or _beside(path, "-shm").exists()))
     try:
@@ -144,6 +146,27 @@ def look_at(path: Path) -> FileState:
     finally:
         connection.close()
     return _classify(path, application_id, version, tables)
+
+
+def _check_not_emptied(path: Path) -> None:
+    """A file without a byte never had one. To be asked before SQLite opens it: SQLite deletes the WAL beside an empty file.
+
+    Raises:
+        JournalCorrupt: a WAL or a mark beside it says that it had.
+    """
+    if not _is_empty(path):
+        return
+    acknowledged = max((position for position, _ in marks_of(path).values()), default=0)
+    told = f"records up to {acknowledged} were acknowledged" if acknowledged else "its -wal beside it is not"
+    # Asked again last: of a journal that is made meanwhile, the file is written before its WAL and its mark are.
+    if (acknowledged or _has_wal(Path(os.path.realpath(path)))) and _is_empty(path):
+        raise JournalCorrupt(f"{path} is empty, and {told}: restore it from a backup", position=0, kind="undecodable")
+
+
+def _is_empty(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size == 0
+    return False
 
 
 def _fingerprint(connection: sqlite3.Connection) -> tuple[int, int, set[str]]:

@@ -501,3 +501,46 @@ def test_an_interrupt_that_an_import_wrapped_is_an_interrupt_still():
     error = RuntimeError("Error calling __set_name__")
     error.__cause__ = KeyboardInterrupt()
     assert explain(error) == ("interrupted", "", 130)
+
+
+@pytest.mark.parametrize("order", [["report", "-o"], ["trace", "-o"], ["head", "--out"]])
+@pytest.mark.parametrize("part", ["", "-wal", ".mark"])
+def test_a_file_of_the_journal_itself_is_no_output(tmp_path: Path, order: list[str], part: str) -> None:
+    journal = tmp_path / "run.db"
+    write_journal(journal, eventful_lives()[0])
+    link = tmp_path / "link"
+    link.symlink_to(f"{journal}{part}")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.exists()}
+    for output in (f"{journal}{part}", link):
+        said = refold(*order, output, journal)
+        assert said.exit_code == 2
+        assert "is a file of the journal" in said.stderr
+        assert_one_line_and_a_hint(said.stderr)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.exists()} == before
+
+
+def test_a_file_among_the_segments_is_no_output(tmp_path: Path) -> None:
+    journal = f"segments:///{tmp_path}/run"
+    assert refold("run", "hi", "--model", "simulated", "--journal", journal).exit_code == 0
+    (mark,) = tmp_path.glob("run/*/mark")
+    before = mark.read_bytes()
+    assert refold("report", "-o", mark, journal).exit_code == 2
+    assert mark.read_bytes() == before
+    assert refold("report", "-o", tmp_path / "run.html", journal).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sql", "JOURNAL", "select '\udcff'"),
+        ("capsule", "--note", "\udcff", "JOURNAL", "c"),
+        ("fork", "--set", "a=\udcff", "JOURNAL"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_in_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    journal = tmp_path / "run.db"
+    write_journal(journal, eventful_lives()[0])
+    said = refold(*[str(journal) if word == "JOURNAL" else word for word in arguments])
+    assert said.exit_code == 2
+    assert "no UTF-8" in said.stderr
+    assert_one_line_and_a_hint(said.stderr)

@@ -1,5 +1,6 @@
 """The verbs that keep a journal: `stat` and `copy`."""
 
+import contextlib
 import json
 import signal
 import sqlite3
@@ -100,6 +101,21 @@ def test_stat_reads_little_when_there_is_a_snapshot(journal: Path) -> None:
     assert [entry.position for entry in found.snapshots] == [30]
     assert "at 30" in refold("stat", journal).stdout
     assert fold_version()
+
+
+@pytest.mark.parametrize("damage", ["UPDATE journal_records SET time_ns = time_ns + 1", "DELETE FROM journal_records"])
+@pytest.mark.parametrize("position", [0, 10, 35])
+def test_stat_names_a_damaged_record_among_those_that_it_reads(journal: Path, damage: str, position: int) -> None:
+    kept_at(str(journal), 30)
+    with contextlib.closing(sqlite3.connect(journal)) as connection, connection:
+        connection.execute(f"{damage} WHERE position = ?", (position,))
+    for options in ((), ("--events",)):
+        done = refold("stat", *options, journal)
+        if position == 10 and not options:  # the snapshot spares it
+            assert done.exit_code == 0, done.stderr
+        else:
+            assert (done.exit_code, done.stdout) == (3, "")
+            assert f"record {position} " in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["segments", "postgresql"])

@@ -99,3 +99,15 @@ def test_a_lock_that_another_program_holds_is_said_to_be_one(postgres_url, postg
         result = refold("log", postgres_url + "%20-clock_timeout%3D100")
     assert result.exit_code == 5
     assert_one_line_and_a_hint(result.stderr)
+
+
+def test_records_whose_stream_is_gone_are_damage_and_no_journal_is_begun_over_them(postgres_url, postgres_server):
+    assert refold("run", *MODEL, "--journal", postgres_url, "hello").exit_code == 0
+    with postgres_server.connect(postgres_url) as admin:
+        admin.execute("DELETE FROM journal_snapshots")
+        admin.execute("DELETE FROM journal_streams")
+        for verb in (("verify",), ("log",), ("stat",), ("run", *MODEL, "hello", "--journal")):
+            result = refold(*verb, postgres_url)
+            assert result.exit_code == 3, verb
+            assert "it has records, and its table of streams has not the stream" in result.stderr, verb
+        assert admin.execute("SELECT count(*) FROM journal_streams").fetchone() == (0,)

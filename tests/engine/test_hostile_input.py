@@ -390,3 +390,15 @@ def test_an_option_that_no_request_has_is_told_by_the_method_that_was_called(nam
     with pytest.raises(TypeError) as caught:
         asyncio.run(scenario())
     assert str(caught.value) == f"Engine.{name}() got an unexpected keyword argument '{option}': it takes {known}"
+
+
+def test_a_subclass_of_text_is_the_text():
+    """The journal's encoder takes plain strings only; numpy's are a subclass."""
+
+    class Name(str):
+        __slots__ = ()
+
+    with Engine("simulated") as engine:
+        taken = [engine.enqueue("x", request_id=Name("a")), engine.enqueue("y", tenant=Name("t"), cache_salt=Name("s"))]
+        assert taken[0] == "a"
+        assert [done.finish_reason for done in engine.wait()] == ["length", "length"]

@@ -25,6 +25,7 @@ from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from refold.projections.outbox import Outbox
 from tests.kit.engines import becomes, collect, eventually, joined, lawful_events, must_produce
+from tests.kit.form import interpreted_only
 
 MODEL = "simulated?vocab=1000&eos=-1&step_ms=1"
 LONG = SamplingParams(seed=9, max_tokens=400)
@@ -124,6 +125,7 @@ def test_a_finished_request_can_be_read_again_in_any_later_life(journal: str) ->
     asyncio.run(scenario())
 
 
+@interpreted_only
 def test_what_the_outbox_has_forgotten_is_found_in_the_journal(journal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbox.__init__, "__defaults__", (2,))
     with Engine(MODEL, journal) as engine:

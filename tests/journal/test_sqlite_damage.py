@@ -394,6 +394,25 @@ class TestAnEndThatIsGone:
         with pytest.raises(JournalCorrupt, match="were acknowledged"):
             migrations.ensure(str(path))
 
+    @pytest.mark.parametrize(("lost", "told"), [("mark", "its -wal beside it is not"), ("wal", ""), ("", "")])
+    def test_an_emptied_file_with_a_wal_or_a_mark_beside_it_is_damage_and_nothing_is_touched(
+        self, left_behind: Path, wal: Path, mark: Path, lost: str, told: str
+    ) -> None:
+        left_behind.write_bytes(b"")
+        if lost:
+            {"mark": mark, "wal": wal}[lost].unlink()
+        before = {file.name: file.read_bytes() for file in left_behind.parent.glob("left.db*")}
+        for verb in ("log", "verify", "stat", "head", "compact", "migrate", "run --model simulated hi --journal"):
+            result = refold(*verb.split(), left_behind)
+            assert result.exit_code == 3, verb
+            assert f"is empty, and {told or 'records up to 4 were acknowledged'}: restore it" in result.stderr, verb
+            assert {file.name: file.read_bytes() for file in left_behind.parent.glob("left.db*")} == before, verb
+
+    def test_an_empty_file_with_nothing_beside_it_is_one_that_an_engine_may_fill(self, tmp_path: Path) -> None:
+        (tmp_path / "new.db").touch()
+        assert look_at(tmp_path / "new.db").kind == "empty"
+        assert migrations.ensure(str(tmp_path / "new.db"))
+
 
 def test_a_schema_that_is_no_text_any_more_is_damage_to_a_writer_too(tmp_path: Path) -> None:
     """SQLite quotes it in its message, which the driver then can't read."""

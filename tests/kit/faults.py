@@ -24,7 +24,10 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import NamedTuple
 
+import pytest
+
 from tests.kit.fault_list import FAULTS, Edit, Fault
+from tests.kit.form import IS_COMPILED, WHY
 from tests.kit.shrink import Failure
 from tests.kit.simulation import Simulation
 
@@ -52,7 +55,9 @@ class Kill(NamedTuple):
 
 @contextmanager
 def planted(name: str) -> Iterator[Fault]:
-    """The scheduler with a fault."""
+    """The scheduler with a fault. Tests of a compiled core are skipped."""
+    if IS_COMPILED:
+        pytest.skip(WHY)
     fault = BY_NAME[name]
     before = [(function, function.__code__) for function in {_function(edit.target): None for edit in fault.edits}]
     try:

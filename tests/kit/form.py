@@ -6,4 +6,6 @@ from refold.scheduler import fold
 
 IS_COMPILED = not (fold.__file__ or "").endswith(".py")
 
-interpreted_only = pytest.mark.skipif(IS_COMPILED, reason="plants faults in Python, and this core is machine code")
+WHY = "plants faults in Python, and this core is machine code"
+
+interpreted_only = pytest.mark.skipif(IS_COMPILED, reason=WHY)

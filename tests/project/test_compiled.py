@@ -28,7 +28,7 @@ def test_all_of_the_core_is_compiled_but_its_structs(monkeypatch) -> None:
     for package in ("scheduler", "projections"):
         there = {path for path in Path("src/refold", package).glob("*.py") if path.name != "__init__.py"}
         assert {path.stem for path in there - chosen} <= STRUCTS
-    assert {"decide.py", "fold.py", "laws.py", "planning.py", "codec.py", "content.py", "simulated.py"} <= {
+    assert {"decide.py", "fold.py", "laws.py", "planning.py", "codec.py", "content.py"} <= {
         path.name for path in chosen
     }
 

@@ -24,6 +24,7 @@ from refold.scheduler.decide import decide
 from refold.scheduler.fold import fold, fold_all
 from refold.scheduler.state import State, digest
 from tests.kit.drive import Drive
+from tests.kit.form import interpreted_only
 from tests.kit.sameness import slots_of
 from tests.kit.sentences import all_of, crashed, fill, opened, random_life
 from tests.kit.simulation import Simulation
@@ -184,6 +185,7 @@ def another(value: object) -> object:
     return msgspec.structs.replace(value, seed=value.seed + 1)  # type: ignore[type-var, attr-defined]
 
 
+@interpreted_only
 def test_a_digest_sees_every_field_of_a_request_and_of_a_step_in_flight() -> None:
     """A new field that decisions depend on and that the digest forgets fails here."""
     drive = opened(speculation="worker", num_speculative_tokens=2)

@@ -8,7 +8,6 @@ import pytest
 from refold.journal.events import Sampling
 from refold.scheduler.commands import ScheduleStep, SubmitRequest
 from tests.kit.faults import planted, run_pytest
-from tests.kit.form import interpreted_only
 from tests.kit.player import Answer, Reopen
 from tests.kit.shrink import Failure, attempt, source
 from tests.kit.simulation import Simulation
@@ -26,7 +25,6 @@ def a_long_life_that_fails() -> tuple[int, Failure]:
     raise AssertionError("no such life")
 
 
-@interpreted_only
 @pytest.mark.parametrize("fault", ["stale_accumulated", "rewind_keeps_hash", "trim_forgotten"])
 def test_a_planted_fault_is_found_and_shrunk_to_a_test(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

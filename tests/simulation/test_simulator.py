@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.kit.faults import planted
-from tests.kit.form import interpreted_only
 from tests.kit.player import Player
 from tests.kit.shrink import attempt
 from tests.kit.simulation import MIN_STEPS, Simulation
@@ -56,7 +55,6 @@ def test_a_seed_gives_the_same_bytes_twice_and_under_another_hash_seed() -> None
     assert "sha256 of all journals" in last_lines.pop()
 
 
-@interpreted_only
 def test_a_failure_prints_one_line_that_reproduces_it(capsys: pytest.CaptureFixture[str]) -> None:
     with planted("stale_settles_placeholders"):
         assert main(["--seeds", "8", "--jobs", "1"]) == 1
