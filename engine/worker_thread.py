@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from refold.engine.checked import short
+from refold.engine.history.plain import is_unicode
 from refold.engine.logs import get_logger
 from refold.engine.messages import StepDone, WorkerFailed, WorkerMessage, WorkerReady
 from refold.engine.order_queue import OrderQueue
@@ -97,7 +98,7 @@ def introduction(worker: Worker) -> tuple[str, dict[str, str]]:
 
 def _is_text(value: object) -> bool:
     """Whether it can be journaled as a text."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    return isinstance(value, str) and is_unicode(value)
 
 
 def answer(worker: Worker, order: WorkOrder) -> StepOutput:

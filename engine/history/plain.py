@@ -18,7 +18,7 @@ def safe_text(text: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: what came from a shell may have bytes that can't."""
+    """Whether a text can be written as UTF-8: what came from a shell, or from a worker, may have characters that can't."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
