@@ -20,7 +20,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.engine import first_token
+from benchmarks.engine import first_tokens
 from benchmarks.journal_baselines import (
     EVENTS_PER_STEP,
     Contestant,
@@ -167,18 +167,17 @@ def engine_cost(folder: Path, num_requests: int = 256, num_steps: int = 400) -> 
         off += measure(None, num_requests, num_steps)
         path = folder / f"cost{number}.db"
         on += _measure_with(path, num_requests, num_steps)
-    first: list[list[float]] = [[], [], [], []]
-    for number in range(_FIRST_TOKEN_TURNS):
-        first[0] += first_token("memory:", "synced", 100)
-        first[1] += first_token(str(folder / f"first{number}.db"), "synced", 100)
-        first[2] += first_token(str(folder / f"buffered{number}.db"), "buffered", 100)
-        first[3] += lone_commits(folder / f"raw{number}.db", 100)
+    raw: list[float] = []
+    journals = {"": ("memory:", "synced")} | {how: (str(folder / f"{how}.db"), how) for how in ("synced", "buffered")}
+    first = first_tokens(
+        journals, _FIRST_TOKEN_TURNS, 100, after_turn=lambda: raw.extend(lone_commits(folder / "raw.db", 100))
+    )
     tokens = num_requests * num_steps
     reader = open_reader(str(path))
     archive = write_archive(folder / "archive", "main", reader.read())
     reader.close()
     live, archived = path.stat().st_size / tokens, archive.num_bytes / tokens
-    return EngineCost(statistics.median(off), statistics.median(on), live, archived, *first)
+    return EngineCost(statistics.median(off), statistics.median(on), live, archived, *first.values(), raw)
 
 
 def lone_commits(path: Path, repeats: int) -> list[float]:

@@ -1,9 +1,9 @@
 """Keeping snapshots while an engine runs: now and then, beside the turn loop, from what is on disk.
 
 A thread of its own reads the durable records from the store, as a restart would, folds them into its own copy of the state, and
-saves that. So a snapshot is made of the journal, never of the engine's memory. It works in slices of half a millisecond
-and rests for four times as long after each: the engine's threads hardly notice it, and a snapshot may well take seconds. After a
-snapshot it rests for a hundred times what saving it took, so that large ones come less often.
+saves that. So a snapshot is made of the journal, never of the engine's memory. It works in slices of a quarter of a
+millisecond and rests for nine times as long after each, so that a first token seldom waits for it to let go of the interpreter; a
+snapshot may well take seconds. After a snapshot it rests for a hundred times what saving it took, so that large ones come less often.
 
 The last one is made when the engine closes in good order, if the one before is far enough behind (an eighth of the usual distance),
 of the engine's own state, which nobody changes any more then.
@@ -27,8 +27,8 @@ from refold.journal.verify import verified_part
 from refold.scheduler.snapshot import pack
 from refold.scheduler.state import digest
 
-SLICE_S = 0.0005
-RESTS = 4
+SLICE_S = 0.00025
+RESTS = 9
 RESTS_AFTER_SAVING = 100
 T = TypeVar("T")
 

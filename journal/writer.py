@@ -34,6 +34,7 @@ MAX_PATIENCE_S = 0.002
 """How long a record that nobody waits for may wait for one that somebody does."""
 
 _IDLE_S = 1.0
+_QUIET_S = 0.01
 
 
 def _ignore(_news: object) -> None:
@@ -46,6 +47,15 @@ class Maintained(Protocol):
 
     def maintain(self, *, idle: bool = False) -> None:
         """Do what is due; with `idle`, whatever there is."""
+        ...
+
+
+@runtime_checkable
+class Roomy(Protocol):
+    """A store that appends more quickly where room was made before."""
+
+    def add_room(self) -> bool:
+        """Take at most some milliseconds for it; whether there is more to do."""
         ...
 
 
@@ -78,6 +88,7 @@ class JournalWriter:
             max_pending_bytes: as well from here on: a few records may be large.
         """
         self._store = store
+        self._roomy = store if isinstance(store, Roomy) else None
         self._stream = stream
         self._on_durable = on_durable
         self._on_failed = on_failed
@@ -203,6 +214,7 @@ class JournalWriter:
 
     def _run(self, head: Head) -> None:
         try:
+            self._add_room_until_wanted(0)
             while group := self._next_group():
                 head = self._commit(head, group)
         except JournalError as error:
@@ -217,10 +229,11 @@ class JournalWriter:
 
         One that erases is a group of its own.
         """
-        with self._changed:
-            in_time = self._changed.wait_for(self._has_work, _IDLE_S)
-        if not in_time:
-            self._maintain(idle=True)
+        if self._add_room_until_wanted(_QUIET_S):
+            with self._changed:
+                in_time = self._changed.wait_for(self._has_work, _IDLE_S)
+            if not in_time:
+                self._maintain(idle=True)
         with self._changed:
             self._changed.wait_for(self._has_work)
             while not self._is_due() and (patience_s := self._patient_until_s - time.monotonic()) > 0:
@@ -237,6 +250,14 @@ class JournalWriter:
             self._taken += len(group)
             self._num_unencoded -= sum(not queued.is_encoded for queued in group)
             return group
+
+    def _add_room_until_wanted(self, quiet_s: float) -> bool:
+        """Use a quiet time, if this is one, until somebody wants something; whether nobody does so far."""
+        with self._changed:
+            is_quiet = not self._changed.wait_for(self._has_work, quiet_s)
+        while is_quiet and self._roomy is not None and self._roomy.add_room():
+            is_quiet = not self._has_work()
+        return is_quiet
 
     def _has_work(self) -> bool:
         return bool(self._pending) or self._closing

@@ -188,6 +188,10 @@ class Database(ABC):
     def maintain(self, *, idle: bool) -> None:
         """Housekeeping that is due; with `idle`, whatever there is."""
 
+    def add_room(self) -> bool:
+        """A little room on the disk for what will be appended; whether more would be of use."""
+        return False
+
     @abstractmethod
     def vacuum(self) -> None:
         """Give the room of what was deleted back to whom it came from. All or nothing, and it may take a while."""

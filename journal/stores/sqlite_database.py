@@ -24,11 +24,10 @@ from refold.journal.stores.sqlite_file import connect_readonly, require_current
 from refold.journal.stores.sqlite_marks import Marks, doubt_of
 from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
 from refold.journal.stores.sqlite_taking import check_takeable
-from refold.journal.stores.sqlite_wal import Wal
+from refold.journal.stores.sqlite_wal import WAL_BOUND_BYTES, Wal
 
 # ruff: noqa: D102 - the methods are documented in Database
 
-WAL_BOUND_BYTES = 8 << 20
 _PAGES_PER_COMMIT = 5
 _SCRUB_PATIENCE_S = 5.0
 
@@ -157,6 +156,9 @@ class SqliteDatabase(Database):
             with contextlib.suppress(sa.exc.SQLAlchemyError, *sqlite_engine.DRIVER_ERRORS):
                 sqlite_engine.checkpoint(self.writer, "PASSIVE")
         self._wal.keep_room(self._driver)
+
+    def add_room(self) -> bool:
+        return self.writer is not None and self._driver is not None and self._wal.add_room(self._driver)
 
     def vacuum(self) -> None:
         """In WAL mode, where a killed one is undone by whoever reads next; the pages keep their size."""

@@ -2,7 +2,10 @@
 
 A commit that makes its file longer waits for the file system's own journal too, for a length is metadata. Measured on ext4, 9 KB
 and their fdatasync take 470 µs at the end of a file and 265 within it. So the WAL is filled with zeros ahead of its end, by the
-one who writes it, at a moment when nobody waits for a record; PostgreSQL does so for its own (`wal_init_zero`).
+one who writes it, at a moment when nobody waits for a record; PostgreSQL does so for its own (`wal_init_zero`). Zeros take their time
+as well, 2.5 ms a megabyte there, and where clients follow close on each other the next is soon there to wait for them. So while
+nobody is, from the engine's start on, room is made piece by piece for all that comes between two checkpoints; from the first of
+these on, the same room is used again and again.
 
 SQLite reads a WAL up to the first frame that hasn't the salt of its header, and one whose header is no header is empty: zeros are
 nothing to it, before the first commit and after the last. They're written while this connection has the write lock, under which
@@ -16,7 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FIRST_ROOM_BYTES = 64 << 10
+WAL_BOUND_BYTES = 8 << 20
+"""When the WAL has grown past it, it is moved into the journal's own file."""
 _MOST_AT_ONCE_BYTES = 256 << 10
+_PIECE_BYTES = 512 << 10
+_ENOUGH_BYTES = WAL_BOUND_BYTES + _PIECE_BYTES
 _WORTH_BYTES = 48 << 10
 _SPARE_BYTES = 64 << 20
 
@@ -62,6 +69,13 @@ class Wal:
         self._used_before_bytes, self._num_commits = self.used_bytes, 0
         length_bytes = make_room(driver, self._path, upto_bytes) if is_worth_it else 0
         self._room_bytes = max(upto_bytes, length_bytes)
+
+    def add_room(self, driver: sqlite3.Connection) -> bool:
+        """A piece of what there's time for while nobody waits; whether there is more. What can't be isn't tried again."""
+        if self._room_bytes < _ENOUGH_BYTES:
+            upto_bytes = max(self._room_bytes, self.used_bytes) + _PIECE_BYTES
+            self._room_bytes = max(upto_bytes, make_room(driver, self._path, upto_bytes))
+        return self._room_bytes < _ENOUGH_BYTES
 
 
 def make_room(driver: sqlite3.Connection, wal: Path, upto_bytes: int) -> int:

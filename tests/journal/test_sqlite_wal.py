@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from refold import migrations
+from refold.journal.events import RequestAborted
 from refold.journal.record import Head
 from refold.journal.stores import open_reader, open_store, sqlite_wal
 from refold.journal.stores.sql import SqlStore
-from refold.journal.stores.sqlite_wal import FIRST_ROOM_BYTES, make_room
+from refold.journal.stores.sqlite_wal import FIRST_ROOM_BYTES, WAL_BOUND_BYTES, make_room
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
+from refold.journal.writer import JournalWriter
+from tests.kit.engines import eventually
 from tests.kit.sqlite_pages import end_of_wal
 
 
@@ -157,3 +160,31 @@ def test_an_emptied_wal_gets_room_again(store: SqlStore, wal: Path) -> None:
     assert wal.stat().st_size >= FIRST_ROOM_BYTES
     appended(store, head, 3_000)
     assert wal.stat().st_size >= FIRST_ROOM_BYTES
+
+
+def test_a_writer_makes_all_the_room_there_will_be_need_of_while_nobody_waits(
+    store: SqlStore, path: Path, wal: Path, tmp_path: Path
+) -> None:
+    head = store.open_stream()
+    writer = JournalWriter(store, "main", head)
+    eventually(lambda: wal.stat().st_size > WAL_BOUND_BYTES)
+    length = wal.stat().st_size
+    for _ in range(300):
+        writer.append([RequestAborted(handle=1, cause="x" * 6_000)], 1)
+        writer.flush()
+    assert wal.stat().st_size == length
+    writer.close()
+    assert verified(path, tmp_path) == 300
+
+
+def test_room_that_cannot_be_made_is_asked_for_a_bounded_number_of_times(
+    store: SqlStore, plain: sqlite3.Connection, wal: Path
+) -> None:
+    store.open_stream()
+    length = wal.stat().st_size
+    plain.execute("BEGIN IMMEDIATE")
+    asked = 1
+    while store.add_room():
+        asked += 1
+    assert wal.stat().st_size == length
+    assert asked < 40
