@@ -120,7 +120,7 @@ def fold_record(folded: Folded, record: Record) -> None:
     events = decode(record)
     for event in events:
         _fold_checked(folded.state, event, record.position)
-    folded.outbox.observe_all(events)
+    folded.outbox.absorb(events)
     folded.totals.observe_all(events)
 
 

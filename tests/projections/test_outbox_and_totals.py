@@ -83,6 +83,28 @@ def test_what_changed_is_told_and_nothing_else() -> None:
         assert set(told) == changed == {h for h in after if after[h] != before.get(h)}
 
 
+def steady(*columns: tuple[int, int, int]) -> OutputDelivered:
+    """One token for each: handle, output index, token."""
+    handles, indices, tokens = map(list, zip(*columns, strict=True))
+    return OutputDelivered(step=1, handles=handles, token_ids=tokens, first_output_indices=indices)
+
+
+@pytest.mark.parametrize("index", [0, 2, 3, -1])
+def test_nor_does_it_pass_among_others_in_the_steady_decode(index: int) -> None:
+    outbox = Outbox()
+    outbox.observe_all([submission(handle) for handle in (1, 2, 3)])
+    told = outbox.observe_all([steady((1, 0, 7), (2, 0, 8), (3, 0, 9))])
+    assert {handle: output.token_ids for handle, output in told.items()} == {1: [7], 2: [8], 3: [9]}
+    with pytest.raises(AssertionError, match=f"'r2': index {index}, expected 1"):
+        outbox.observe(steady((1, 1, 7), (2, index, 8), (3, 1, 9)))
+    with pytest.raises(AssertionError):
+        outbox.observe(steady((1, 1, 7), (1, 1, 7)))
+    outbox.observe(RequestFinished(handle=2, reason="stop", num_output_tokens=1, stop_token_id=8))
+    with pytest.raises(AssertionError, match="a token for 'r2' after its end"):
+        outbox.observe(steady((1, 1, 7), (2, 1, 8)))
+    assert {handle: output.token_ids for handle, output in outbox.by_handle.items()} == {1: [7], 2: [8], 3: [9]}
+
+
 @pytest.mark.parametrize("index", [0, 2, 3, -1])
 def test_a_gap_or_a_repetition_stops_at_the_last_door(index: int) -> None:
     outbox = Outbox()
