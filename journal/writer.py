@@ -88,7 +88,10 @@ class JournalWriter:
             max_pending_bytes: as well from here on: a few records may be large.
         """
         self._store = store
-        self._roomy = store if isinstance(store, Roomy) else None
+        self._roomy = (
+            store if isinstance(store, Roomy) else None
+        )  # asked once: to ask a protocol takes as long as a commit's Python
+        self._maintained = store if isinstance(store, Maintained) else None
         self._stream = stream
         self._on_durable = on_durable
         self._on_failed = on_failed
@@ -291,8 +294,8 @@ class JournalWriter:
         return erased.head
 
     def _maintain(self, *, idle: bool) -> None:
-        if isinstance(self._store, Maintained):
-            self._store.maintain(idle=idle)
+        if self._maintained is not None:
+            self._maintained.maintain(idle=idle)
 
     def _fail(self, error: JournalError) -> None:
         with self._changed:
