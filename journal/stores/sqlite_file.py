@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
+from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.stores.room import room_at
 from refold.journal.stores.sqlite_marks import marks_of
 
@@ -132,8 +133,7 @@ def look_at(path: Path) -> FileState:
     try:
         if not path.exists():
             return FileState("absent", 0)
-        if not path.is_file():
-            raise _foreign(path, "is not a file")
+        _check_are_files(path)
     except OSError as error:
         raise JournalError(f"cannot look at {path}: {error.strerror}; name another journal file") from error
     _check_not_emptied(path)
@@ -146,6 +146,24 @@ def look_at(path: Path) -> FileState:
     finally:
         connection.close()
     return _classify(path, application_id, version, tables)
+
+
+def _check_are_files(path: Path) -> None:
+    """What SQLite opens are files, if they are there: it would wait for whoever writes to a pipe.
+
+    Raises:
+        JournalCorrupt: the journal isn't one (kind `foreign`).
+        JournalError: one beside it isn't.
+    """
+    try:
+        check_is_file(path)
+    except NoFile as error:
+        raise _foreign(path, error.what) from error
+    try:
+        for suffix in ("-wal", "-shm", "-journal"):
+            check_is_file(_beside(path, suffix))
+    except NoFile as error:
+        raise JournalError(f"{error.line}, and put back what was there, if you have it") from error
 
 
 def _check_not_emptied(path: Path) -> None:
