@@ -59,12 +59,15 @@ def _refuse_damaged(journal: str) -> None:
 
 def _refuse_absent(journal: str) -> None:
     """An absent journal needs no upgrade, it needs to exist."""
-    import contextlib
-
-    from refold.journal.errors import JournalError
+    from refold.journal.errors import JournalCorrupt, JournalError
     from refold.journal.stores.location import locate
 
     path = locate(journal).path
     if path is None or not path.exists():
-        with contextlib.suppress(JournalError), reading(journal):
+        try:
+            with reading(journal):
+                pass
+        except JournalCorrupt:
+            raise
+        except JournalError:  # its tables are old
             pass

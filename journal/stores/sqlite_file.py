@@ -24,7 +24,7 @@ from urllib.parse import quote
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
 from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.stores.room import room_at
-from refold.journal.stores.sqlite_marks import marks_of
+from refold.journal.stores.sqlite_marks import check_gone, marks_of
 
 APPLICATION_ID = 0x5245464F  # "REFO"
 TABLE_VERSION = 6  # the number of the newest migration
@@ -227,10 +227,13 @@ def require_current(path: Path) -> None:
     Raises:
         NotFound: there is no journal.
         SchemaTooNew: a newer refold made it.
-        JournalCorrupt: it isn't ours.
+        JournalCorrupt: it isn't ours, or it's gone, and its mark is there.
         JournalError: it needs a migration.
     """
     state = look_at(path)
+    marks = marks_of(path) if state.kind == "absent" else {}
+    if marks and not path.exists():  # asked again last, as in `_check_not_emptied`
+        check_gone(path, marks)
     if state.kind != "journal":
         raise NotFound(f"no journal at {path}: name an existing journal, or let an engine create it")
     if not _is_current(path, state):
