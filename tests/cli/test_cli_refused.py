@@ -95,6 +95,22 @@ def test_a_damaged_sqlite_journal_is_refused_with_its_wal_where_it_was(sqlite: P
     assert_refused_as_it_was(damaged)
 
 
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_journal_in_a_database_is_never_said_to_be_current(
+    sqlite: Path, postgres_url: str, damage: str
+) -> None:
+    assert refold("migrate", sqlite).exit_code == 0
+    assert run(postgres_url).exit_code == 0
+    with contextlib.closing(sqlite3.connect(sqlite, isolation_level=None)) as connection:
+        connection.execute(DAMAGE[damage])
+    with psycopg.connect(postgres_url, autocommit=True) as server:
+        server.execute(DAMAGE[damage])
+    for journal in (sqlite, postgres_url):
+        for options in ((), ("--check",)):
+            result = refold("migrate", *options, journal)
+            assert (result.exit_code, result.stdout) == (3, ""), result.stderr
+
+
 def test_an_intact_journal_of_a_killed_engine_is_taken_over_as_ever(sqlite: Path, segments: Path) -> None:
     for journal in (sqlite, segments):
         assert run(journal).exit_code == 0
