@@ -20,7 +20,7 @@ from refold.journal.stores import sqlite_append, sqlite_engine
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
-from refold.journal.stores.sqlite_file import connect_readonly, require_current
+from refold.journal.stores.sqlite_file import connect_readonly, has_wal, require_current
 from refold.journal.stores.sqlite_marks import Marks, doubt_of
 from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
 from refold.journal.stores.sqlite_taking import check_takeable
@@ -178,7 +178,7 @@ class SqliteDatabase(Database):
         The last connection to close folds the WAL into the file, if it can write: so the last one is one that can't.
         """
         with contextlib.ExitStack() as held:
-            if self._is_refused or not self._has_written:
+            if has_wal(self._path) and (self._is_refused or not self._has_written):
                 with contextlib.suppress(JournalError):
                     held.enter_context(contextlib.closing(connect_readonly(self._path)))
             super().close()

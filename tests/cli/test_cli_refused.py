@@ -93,6 +93,23 @@ def test_a_damaged_sqlite_journal_is_refused_with_its_wal_where_it_was(sqlite: P
     damaged = sqlite.parent.parent / "J"
     assert Path(f"{damaged}-wal").stat().st_size
     assert_refused_as_it_was(damaged)
+    link = damaged.with_name("link")
+    link.symlink_to(damaged)
+    before = content(damaged)
+    assert run(link).exit_code == 3
+    assert content(damaged) == before, "a link to it changes nothing either"
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_sqlite_journal_that_was_closed_gets_no_wal(tmp_path: Path, damage: str) -> None:
+    journal = tmp_path / "J"
+    with Engine("simulated", journal, snapshot_every_records=0).open() as engine:
+        engine.run(["one", "two"])
+    with contextlib.closing(sqlite3.connect(journal, isolation_level=None)) as connection:
+        connection.execute(DAMAGE[damage])
+    assert not Path(f"{journal}-wal").exists()
+    assert_refused_as_it_was(journal)
+    assert not Path(f"{journal}-shm").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
