@@ -68,7 +68,7 @@ def nearest(reader: JournalReader, stream: str, stop: int, told: set[int] | None
     base, unsound = search(reader, stream, stop)
     for each in unsound:
         if told is None or each.position not in told:
-            warn_of_unsound(reader, stream, each, base)
+            warn_of_unsound(reader, stream, each, base.head)
     if told is not None:
         told.update(each.position for each in unsound)
     return base
@@ -121,10 +121,10 @@ def _at(position: int, snapshot: Snapshot | None) -> Snapshot:
     return snapshot
 
 
-def warn_of_unsound(reader: JournalReader, stream: str, unsound: Unsound, base: Base, **facts: object) -> None:
+def warn_of_unsound(reader: JournalReader, stream: str, unsound: Unsound, start: Head, **facts: object) -> None:
     """Say that a snapshot was passed over, why, and how many records the snapshot that is used instead has; 0: there's none."""
     whose = {"journal": place_of_reader(reader), "stream": stream, "position": unsound.position}
-    warn("snapshot_ignored", **whose, reason=unsound.reason, folded_from=base.head.position, **facts)
+    warn("snapshot_ignored", **whose, reason=unsound.reason, folded_from=start.position, **facts)
 
 
 def restore(reader: JournalReader, stream: str, snapshot: Snapshot) -> Base:

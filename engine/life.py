@@ -13,11 +13,12 @@ from refold.engine.delivery import Delivery
 from refold.engine.folding import Base, warn, warn_of_doubt
 from refold.engine.messages import CLOSED
 from refold.engine.models import MakeWorker, Text, WorkerOptions, find_model
-from refold.engine.opening import Recovery, find_output, fold_journal, opening_commands
+from refold.engine.opening import Recovery, find_output, opening_commands
 from refold.engine.shared_fate import warn_if_shared
 from refold.engine.snapshotting import SnapshotKeeper
 from refold.engine.spared import SparedRecords
 from refold.engine.submissions import Desk
+from refold.engine.taking_over import take_over
 from refold.gpu.batch import Worker
 from refold.gpu.loading import Loading
 from refold.journal.errors import InvariantViolation, JournalCorrupt, Rejected
@@ -209,12 +210,8 @@ def _start(
     args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit, place: str
 ) -> tuple[EngineCore, Recovery, SnapshotKeeper, SparedRecords, Anchor]:
     desk = prepared.desk
-    head = store.open_stream(args.stream)
     anchor = Anchor(args.stream, args.anchor, args.anchor_every_s, args.anchor_key)
-    anchor.check(store, head)
-    base, recovery = fold_journal(store, args.stream, head)
-    spared = SparedRecords(store, args.stream, head, recovery.from_snapshot)
-    spared.check_before_opening()
+    head, base, recovery, spared = take_over(store, args.stream, anchor)
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
     state, outbox, totals = base.folded

@@ -7,6 +7,7 @@ with it. What follows are ordinary commands: lose the worker that died with the 
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from refold import __version__
 from refold.engine.folding import Base, Unsound, beginning, search, warn_of_unsound
@@ -51,23 +52,49 @@ class Recovery:
     request_ids: tuple[str, ...] = ()
 
 
+class Found(NamedTuple):
+    """What a journal folds to, before anything of it is changed: the fold, where it began, and the snapshots that weren't used."""
+
+    base: Base
+    start: Head
+    unsound: list[Unsound]
+    seconds: float
+
+
 def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Recovery]:
-    """Fold all records up to `head`, from the newest sound snapshot on if there is one. What is unsound for good is dropped.
+    """`fold_found` and `take_up` of a stream that is open, and ends at `head`."""
+    return take_up(store, stream, fold_found(store, stream, head), head)
+
+
+def fold_found(reader: JournalReader, stream: str, head: Head) -> Found:
+    """Fold all records up to `head`, from the newest sound snapshot on if there is one.
 
     Raises:
         JournalCorrupt: a record is not what was written.
         InvariantViolation: a record contradicts the state that those before it make, or a recorded digest.
     """
     started_s = time.perf_counter()
-    start, unsound = search(store, stream, head.position)
-    is_sound = False
+    start, unsound = search(reader, stream, head.position)
     try:
-        base, start = _fold_from(store, stream, start, head, unsound)
-        is_sound = True
-    finally:  # of a journal that is refused nothing is dropped
+        base, start = _fold_from(reader, stream, start, head, unsound)
+    except BaseException:  # of a journal that is refused nothing is dropped
         for each in unsound:
-            warn_of_unsound(store, stream, each, start, dropped=is_sound and _dropped(store, stream, each))
-    state = base.folded.state
+            warn_of_unsound(reader, stream, each, start.head, dropped=False)
+        raise
+    return Found(base, start.head, unsound, time.perf_counter() - started_s)
+
+
+def take_up(store: JournalStore, stream: str, found: Found, head: Head) -> tuple[Base, Recovery]:
+    """Go on from what was found to `head`, where the stream ended when it was opened. What is unsound for good is dropped.
+
+    Raises:
+        As `fold_found`: of what came behind what was found.
+    """
+    started_s = time.perf_counter()
+    found = _caught_up(store, stream, found, head)
+    for each in found.unsound:
+        warn_of_unsound(store, stream, each, found.start, dropped=_dropped(store, stream, each))
+    state = found.base.folded.state
     live = state.requests.live()
     recovery = Recovery(
         records=head.position,
@@ -75,23 +102,35 @@ def fold_journal(store: JournalStore, stream: str, head: Head) -> tuple[Base, Re
         tokens=sum(request.num_output_tokens for request in live),
         steps_lost=len(state.window.in_flight),
         was_closed=not state.is_open,
-        seconds=time.perf_counter() - started_s,
-        from_snapshot=start.head.position,
+        seconds=found.seconds + time.perf_counter() - started_s,
+        from_snapshot=found.start.position,
         request_ids=tuple(request.request_id for request in live if not request.resumable),
     )
-    return base, recovery
+    return found.base, recovery
 
 
-def _fold_from(store: JournalStore, stream: str, start: Base, head: Head, unsound: list[Unsound]) -> tuple[Base, Base]:
+def _caught_up(store: JournalStore, stream: str, found: Found, head: Head) -> Found:
+    """With the records that were found behind it on opening, or written meanwhile. If they don't fit, all is folded again."""
+    try:
+        if head.position >= found.base.head.position:
+            return found._replace(base=fold_on(store, stream, found.base, head))
+    except (JournalCorrupt, InvariantViolation):  # a snapshot may be to blame, which the records before didn't show
+        pass
+    return fold_found(store, stream, head)
+
+
+def _fold_from(
+    reader: JournalReader, stream: str, start: Base, head: Head, unsound: list[Unsound]
+) -> tuple[Base, Base]:
     """Fold from a snapshot; from the first record, if that shows that the snapshot, now `unsound`, was wrong. Also where it began."""
     from_snapshot = start.head.position
     try:
-        return fold_on(store, stream, start, head), start
+        return fold_on(reader, stream, start, head), start
     except Exception as error:
         if not from_snapshot:
             raise
         unsound.append(Unsound(from_snapshot, str(error)[:200], is_for_good=True))
-    return fold_on(store, stream, beginning(), head), beginning()
+    return fold_on(reader, stream, beginning(), head), beginning()
 
 
 def _dropped(store: JournalStore, stream: str, unsound: Unsound) -> bool:

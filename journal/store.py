@@ -56,6 +56,27 @@ class JournalStore(JournalReader, Protocol):
         ...
 
 
+@runtime_checkable
+class ClaimingStore(JournalStore, Protocol):
+    """A store that can keep others out of a stream before it's taken over, so that a journal that is refused stays what it was.
+
+    It's optional: other stores are taken over first, and read then.
+    """
+
+    def claim_stream(self, stream: str = DEFAULT_STREAM) -> bool:
+        """Keep other engines out of a stream and look at its end, without a change to it. `open_stream` comes next, or `close`.
+
+        Returns whether its records can be read now as `open_stream` will leave them; it may find more of them behind the head. False:
+        an erasure that was killed half way is to be finished first.
+
+        Raises:
+            JournalOwned: a live engine holds the stream.
+            JournalCorrupt: its end isn't what was acknowledged.
+            JournalError: it can't be read.
+        """
+        ...
+
+
 class Erased(NamedTuple):
     """What an erasure has come to: the head after it, and whether the erased bytes are gone from the store's own files.
 

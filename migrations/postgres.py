@@ -8,7 +8,7 @@ from alembic import command
 from alembic.util.exc import CommandError
 
 from refold.journal.errors import JournalError, JournalOwned
-from refold.journal.stores import postgres_engine, postgres_owner
+from refold.journal.stores import postgres_columns, postgres_engine, postgres_owner
 from refold.journal.stores.location import shown
 from refold.migrations.run import config_of, context_of, one_at_a_time
 
@@ -17,9 +17,16 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('refold.migrations', 0))"
 
 
 def is_current_database(url: str) -> bool:
-    """Whether the database has today's tables."""
+    """Whether the database has today's tables.
+
+    Raises:
+        JournalCorrupt: it says so, and they aren't.
+    """
     with _connected(url, "read") as connection:
-        return postgres_engine.is_current(postgres_engine.table_version(connection, shown(url)), shown(url))
+        is_current = postgres_engine.is_current(postgres_engine.table_version(connection, shown(url)), shown(url))
+        if is_current:
+            postgres_columns.require_columns(connection, shown(url))
+        return is_current
 
 
 def upgrade_database(url: str) -> bool:

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from refold.engine.audit.ask import Answer
 from refold.engine.audit.place import streams_of
-from refold.engine.history.kept import check_kept
-from refold.journal.ends import EndInDoubt
+from refold.engine.history.kept import check_all_there_is
 from refold.journal.errors import JournalCorrupt
 from refold.journal.store import JournalReader
 
@@ -31,11 +30,9 @@ def read_again(reader: JournalReader, on_record: Callable[[], object]) -> dict[s
 
 def _read_stream(reader: JournalReader, stream: str, on_record: Callable[[], object]) -> Reread:
     try:
-        begin, _ = check_kept(reader, stream, on_record)
+        return Reread(check_all_there_is(reader, stream, on_record).position, None)
     except JournalCorrupt as error:
-        is_whole = isinstance(error, EndInDoubt) and error.kind == "unmarked"
-        return Reread(0, None if is_whole else error)
-    return Reread(begin.position, None)
+        return Reread(0, error)
 
 
 def as_it_is(answer: Answer, found: Mapping[str, Reread]) -> tuple[Answer, JournalCorrupt | None]:

@@ -20,7 +20,7 @@ Exit status: 0 current or upgraded, 1 it needs an upgrade (--check), 3 the journ
 def command(check: bool, as_json: bool, journal: str) -> None:
     """Create a journal's tables, or bring them to those of this refold. All or nothing; records are never changed.
 
-    `refold run` and the engine do this themselves when they open a journal. A folder of segments has no tables: its records are checked.
+    `refold run` and the engine do this themselves when they open a journal. Then the records are checked; segments have no tables.
     """
     from refold import migrations
 
@@ -42,29 +42,27 @@ def command(check: bool, as_json: bool, journal: str) -> None:
 
 
 def _refuse_damaged(journal: str) -> None:
-    """Segments have no tables that could be old, so what is said of them is about their records: these are read and checked."""
+    """What is said to be current is taken for whole: so all records are read and checked."""
     from refold.engine.cli.progress import bar
-    from refold.engine.history.kept import check_kept
-    from refold.journal.ends import EndInDoubt, InParts
+    from refold.engine.history.kept import check_all_there_is
 
     with reading(journal) as reader:
-        for stream in streams_of(reader) if isinstance(reader, InParts) else []:
+        for stream in streams_of(reader):
             with bar("checking", reader.head(stream).position, "records") as progress:
-                try:
-                    check_kept(reader, stream, progress.advance)
-                except EndInDoubt as doubt:
-                    if doubt.kind != "unmarked":  # that was told, and all there is, is whole
-                        raise
+                check_all_there_is(reader, stream, progress.advance)
 
 
 def _refuse_absent(journal: str) -> None:
     """An absent journal needs no upgrade, it needs to exist."""
-    import contextlib
-
-    from refold.journal.errors import JournalError
+    from refold.journal.errors import JournalCorrupt, JournalError
     from refold.journal.stores.location import locate
 
     path = locate(journal).path
     if path is None or not path.exists():
-        with contextlib.suppress(JournalError), reading(journal):
+        try:
+            with reading(journal):
+                pass
+        except JournalCorrupt:
+            raise
+        except JournalError:  # its tables are old
             pass

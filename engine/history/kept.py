@@ -8,7 +8,7 @@ from collections.abc import Callable
 from refold.engine.history.replay import unheard
 from refold.journal.archives import border_of
 from refold.journal.contents import Attestation
-from refold.journal.ends import check_end
+from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.naming import naming
 from refold.journal.record import Head
 from refold.journal.store import JournalReader
@@ -35,3 +35,16 @@ def check_kept(reader: JournalReader, stream: str, on_record: Callable[[], objec
         chain.settle()
         check_end(reader, stream)
     return start, chain.head
+
+
+def check_all_there_is(reader: JournalReader, stream: str, on_record: Callable[[], object] = unheard) -> Head:
+    """As `check_kept`, but a lost mark is no damage: all that is there is whole, and whoever opens the journal is told.
+
+    Returns the head where the records begin that the stream keeps. Raises as `check_kept`.
+    """
+    try:
+        return check_kept(reader, stream, on_record)[0]
+    except EndInDoubt as doubt:
+        if doubt.kind != "unmarked":
+            raise
+        return border_of(reader, stream)

@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 
 from refold.journal.errors import JournalError, JournalOwned
+from refold.journal.stores.no_file import NoFile, open_file
 from refold.journal.stores.patience import Patience
 
 _PATIENCE_S = 0.25  # a probe by `owner_of` holds the lock for microseconds; an owner for as long as it lives
@@ -34,7 +35,9 @@ class OwnerLock:
         self._fd = -1
         self.path = _lock_path(journal)
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except NoFile as error:
+            raise JournalError(f"{error.line}, and the owner's lock is made anew") from error
         except OSError as error:
             raise JournalError(
                 f"cannot write {self.path}: {error.strerror}; give this user the right to write the journal's folder"
@@ -81,7 +84,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 def owner_of(journal: Path) -> int | None:
     """The process id of the live engine that writes `journal`, 0 if it hides its id, None if there's no owner."""
     try:
-        fd = os.open(_lock_path(journal), os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(_lock_path(journal), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:

@@ -111,9 +111,9 @@ class PostgresDatabase(Database):
     def enter(self, stream: str, *, exclusive: bool) -> None:
         """Make the stream's row, in epoch 0: its number is the lock's key, and two openers must not both insert it."""
         connection = self.writing()
+        self._check_not_orphaned(connection)
         stream_id = connection.exec_driver_sql(_STREAM_ID, (stream,)).scalar()
         if stream_id is None:
-            self._check_not_orphaned(connection)
             connection.exec_driver_sql(_NEW_STREAM, (stream, GENESIS_HASH))
             stream_id = connection.exec_driver_sql(_STREAM_ID, (stream,)).scalar_one()
         if exclusive and not self._claims.get(stream_id):

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
 from refold.journal.stores.database import Fate
 from refold.journal.stores.location import shown
+from refold.journal.stores.postgres_columns import require_columns
 from refold.journal.stores.sqlite_file import TABLE_VERSION
 from refold.journal.stores.tables import VERSION_TABLE
 
@@ -161,7 +162,7 @@ def table_version(connection: sa.Connection, name: str) -> int:
     """The version of the journal's tables; 0 if there are none.
 
     Raises:
-        JournalCorrupt: tables of the same names belong to another program.
+        JournalCorrupt: tables of the same names belong to another program, or are of no version that there is.
     """
     has_records, has_version = connection.exec_driver_sql(_TABLES_SQL).one()
     if not has_version and not has_records:
@@ -172,7 +173,14 @@ def table_version(connection: sa.Connection, name: str) -> int:
     if not has_records or len(versions) != 1:
         what = "has tables of another program under the journal's names"
         raise JournalCorrupt(f"{name} {what}: name another database or schema", position=0, kind="foreign")
-    return int(versions[0]) if versions[0].isdigit() else -1
+    if not (versions[0].isascii() and versions[0].isdigit()):
+        raise JournalCorrupt(
+            f"{name} is damaged: its tables are said to be of version {versions[0]!a}, which no refold has (this one's are of {TABLE_VERSION}, "
+            f"in {VERSION_TABLE}): restore it from a backup",
+            position=0,
+            kind="undecodable",
+        )
+    return int(versions[0])
 
 
 def require_current(connection: sa.Connection, name: str) -> None:
@@ -181,6 +189,7 @@ def require_current(connection: sa.Connection, name: str) -> None:
     Raises:
         NotFound: there is no journal.
         SchemaTooNew: a newer refold made it.
+        JournalCorrupt: a table or a column isn't as it was made.
         JournalError: it needs a migration.
     """
     version = table_version(connection, name)
@@ -188,6 +197,7 @@ def require_current(connection: sa.Connection, name: str) -> None:
         raise NotFound(f"no journal in {name}: run `refold migrate {shlex.quote(name)}`, or let an engine create it")
     if not is_current(version, name):
         raise JournalError(f"{name} has the tables of an older refold: run `refold migrate {shlex.quote(name)}` first")
+    require_columns(connection, name)
 
 
 def is_current(version: int, name: str) -> bool:

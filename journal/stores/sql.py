@@ -85,6 +85,13 @@ class SqlStore(SqlReader):
         self._lock = threading.RLock()
         self._opened: dict[str, _Opened] = {}
 
+    def claim_stream(self, stream: str = DEFAULT_STREAM) -> bool:
+        """Keep other engines out of a stream, without a change to it; see `ClaimingStore`. Erasures are never half done here."""
+        check_stream_name(stream)
+        with self._opening():
+            self._database.enter(stream, exclusive=self._exclusive)
+        return True
+
     def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
         """Take the stream over in a new engine epoch, after a look at whether its tail is whole."""
         return self._open(stream, is_replica=False)
@@ -95,11 +102,18 @@ class SqlStore(SqlReader):
 
     def _open(self, stream: str, *, is_replica: bool) -> Head:
         check_stream_name(stream)
+        with self._opening():
+            self._database.enter(stream, exclusive=self._exclusive)
+            opened = self._opened[stream] = self._take_over(stream, is_replica=is_replica)
+            return opened.head
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        """If it fails, the right to write is given back."""
         with self._lock:
             self._check_usable()
             try:
-                self._database.enter(stream, exclusive=self._exclusive)
-                opened = self._take_over(stream, is_replica=is_replica)
+                yield
             except sa.exc.SQLAlchemyError as error:
                 self._database.after_error(error)
                 self._give_up_opening()
@@ -107,8 +121,6 @@ class SqlStore(SqlReader):
             except BaseException:
                 self._give_up_opening()
                 raise
-            self._opened[stream] = opened
-            return opened.head
 
     def append(self, stream: str, records: Sequence[Record]) -> Head:
         """Add records at the head, all or none; on disk when this returns."""

@@ -33,6 +33,15 @@ class SqlReader:
         """Why it can't be told whether the end of the journal is gone, without an error; empty if it can."""
         return self._database.doubt()
 
+    def inspect(self) -> None:
+        """Look whether every record's stream is there.
+
+        Raises:
+            JournalCorrupt: one isn't.
+        """
+        self._check_usable()
+        self._database.check_not_orphaned()
+
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
         assert start >= 0, f"positions start at 0, not {start}"
@@ -66,6 +75,7 @@ class SqlReader:
 
     def streams(self) -> list[str]:
         """The names of all streams."""
+        self.inspect()
         return list(self.heads())
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:

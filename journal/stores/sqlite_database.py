@@ -20,7 +20,7 @@ from refold.journal.stores import sqlite_append, sqlite_engine
 from refold.journal.stores.database import Database, Fate
 from refold.journal.stores.ownership import OwnerLock
 from refold.journal.stores.patience import Patience
-from refold.journal.stores.sqlite_file import connect_readonly, require_current
+from refold.journal.stores.sqlite_file import connect_readonly, has_wal, require_current
 from refold.journal.stores.sqlite_marks import Marks, doubt_of
 from refold.journal.stores.sqlite_reader import HEAD_SQL, HEADS_SQL, PAGE_SQL
 from refold.journal.stores.sqlite_taking import check_takeable
@@ -47,7 +47,7 @@ class SqliteDatabase(Database):
         self._owner: OwnerLock | None = None
         self._driver: sqlite3.Connection | None = None  # the writing connection's own
         self._wal = Wal(path)
-        self._is_refused = False
+        self._has_written = self._is_refused = False
         self._marks = Marks(path)
 
     @property
@@ -73,6 +73,7 @@ class SqliteDatabase(Database):
         return doubt_of(self._path)
 
     def prepare_writer(self, connection: sa.Connection) -> None:
+        self._has_written = True
         sqlite_engine.enter_wal(connection, self._path)
         self._driver = sqlite_engine.driver(connection)
         self._driver.execute("PRAGMA busy_timeout=0")  # see `begin_immediate`
@@ -174,12 +175,12 @@ class SqliteDatabase(Database):
         self._wal.emptied()
 
     def close(self) -> None:
-        """As ever; but of a journal that is damaged nothing is changed, its WAL neither, which is evidence.
+        """As ever; but of a journal that is damaged, or was never written to here, nothing is changed: its WAL may be evidence.
 
         The last connection to close folds the WAL into the file, if it can write: so the last one is one that can't.
         """
         with contextlib.ExitStack() as held:
-            if self._is_refused:
+            if has_wal(self._path) and (self._is_refused or not self._has_written):
                 with contextlib.suppress(JournalError):
                     held.enter_context(contextlib.closing(connect_readonly(self._path)))
             super().close()

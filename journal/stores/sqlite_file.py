@@ -22,8 +22,9 @@ from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
+from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.stores.room import room_at
-from refold.journal.stores.sqlite_marks import marks_of
+from refold.journal.stores.sqlite_marks import check_gone, marks_of
 
 APPLICATION_ID = 0x5245464F  # "REFO"
 TABLE_VERSION = 6  # the number of the newest migration
@@ -132,13 +133,12 @@ def look_at(path: Path) -> FileState:
     try:
         if not path.exists():
             return FileState("absent", 0)
-        if not path.is_file():
-            raise _foreign(path, "is not a file")
+        _check_are_files(path)
     except OSError as error:
         raise JournalError(f"cannot look at {path}: {error.strerror}; name another journal file") from error
     _check_not_emptied(path)
     # Where nobody has it open, read it as immutable: a foreign file in WAL mode gets no `-shm` beside it.
-    connection = _connected(path, immutable=not (_has_wal(path) or _beside(path, "-shm").exists()))
+    connection = _connected(path, immutable=not (has_wal(path) or _beside(path, "-shm").exists()))
     try:
         application_id, version, tables = _fingerprint(connection)
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -146,6 +146,24 @@ def look_at(path: Path) -> FileState:
     finally:
         connection.close()
     return _classify(path, application_id, version, tables)
+
+
+def _check_are_files(path: Path) -> None:
+    """What SQLite opens are files, if they are there: it would wait for whoever writes to a pipe.
+
+    Raises:
+        JournalCorrupt: the journal isn't one (kind `foreign`).
+        JournalError: one beside it isn't.
+    """
+    try:
+        check_is_file(path)
+    except NoFile as error:
+        raise _foreign(path, error.what) from error
+    try:
+        for suffix in ("-wal", "-shm", "-journal"):
+            check_is_file(_beside(Path(os.path.realpath(path)), suffix))
+    except NoFile as error:
+        raise JournalError(f"{error.line}, and put back what was there, if you have it") from error
 
 
 def _check_not_emptied(path: Path) -> None:
@@ -159,7 +177,7 @@ def _check_not_emptied(path: Path) -> None:
     acknowledged = max((position for position, _ in marks_of(path).values()), default=0)
     told = f"records up to {acknowledged} were acknowledged" if acknowledged else "its -wal beside it is not"
     # Asked again last: of a journal that is made meanwhile, the file is written before its WAL and its mark are.
-    if (acknowledged or _has_wal(Path(os.path.realpath(path)))) and _is_empty(path):
+    if (acknowledged or has_wal(path)) and _is_empty(path):
         raise JournalCorrupt(f"{path} is empty, and {told}: restore it from a backup", position=0, kind="undecodable")
 
 
@@ -209,10 +227,13 @@ def require_current(path: Path) -> None:
     Raises:
         NotFound: there is no journal.
         SchemaTooNew: a newer refold made it.
-        JournalCorrupt: it isn't ours.
+        JournalCorrupt: it isn't ours, or it's gone, and its mark is there.
         JournalError: it needs a migration.
     """
     state = look_at(path)
+    marks = marks_of(path) if state.kind == "absent" else {}
+    if marks and not path.exists():  # asked again last, as in `_check_not_emptied`
+        check_gone(path, marks)
     if state.kind != "journal":
         raise NotFound(f"no journal at {path}: name an existing journal, or let an engine create it")
     if not _is_current(path, state):
@@ -255,7 +276,7 @@ def _connected(path: Path, *, immutable: bool) -> sqlite3.Connection:
         return _open(uri + "&immutable=1" * immutable)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # A read-only folder can't get the `-shm` file; without a WAL there's nothing in it that we'd miss.
-        if immutable or not _is_cantopen(error) or not path.is_file() or _has_wal(path):
+        if immutable or not _is_cantopen(error) or not path.is_file() or has_wal(path):
             raise explain(error, path, "open") from error
     return _connected(path, immutable=True)
 
@@ -286,6 +307,7 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _has_wal(path: Path) -> bool:
-    wal = _beside(path, "-wal")
+def has_wal(path: Path) -> bool:
+    """Whether there's anything in the WAL beside a file; of a link, beside what it leads to, as SQLite has it."""
+    wal = _beside(Path(os.path.realpath(path)), "-wal")
     return wal.exists() and wal.stat().st_size > 0

@@ -22,6 +22,7 @@ from pathlib import Path
 from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import Head
+from refold.journal.stores.no_file import NoFile, open_file, read_bytes
 
 _MAGIC = b"RMK1"
 _SLOT = struct.Struct(">4sQQ32s")
@@ -53,7 +54,7 @@ class Marks:
         slot = _SLOT.pack(_MAGIC, stream_id, head.position, head.hash)
         with contextlib.suppress(OSError):
             if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._fd = open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             os.pwrite(self._fd, slot + _CRC.pack(zlib.crc32(slot)), stream_id * _SLOT_BYTES)
 
     def close(self) -> None:
@@ -66,7 +67,7 @@ class Marks:
 def marks_of(journal: Path) -> dict[int, tuple[int, bytes]]:
     """The acknowledged position, and the hash before it, of each stream id that has a mark."""
     try:
-        content = mark_file(journal).read_bytes()
+        content = read_bytes(mark_file(journal))
     except OSError:
         return {}
     return _slots_of(content)[0]
@@ -89,9 +90,11 @@ def doubt_of(journal: Path) -> str:
 
 def _damage_of(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except NoFile as error:
+        return f"{error.what}, where a file should be"
     except OSError as error:
         return f"can't be read ({error.strerror})"
     marks, num_broken = _slots_of(content)

@@ -1,6 +1,8 @@
 """Redaction and anchors through the engine: alive, at rest, and across restarts."""
 
 import asyncio
+import contextlib
+import errno
 import shutil
 from functools import partial
 from pathlib import Path
@@ -12,13 +14,16 @@ from refold.engine.history.heads import read_head
 from refold.engine.history.verify import verify_journal
 from refold.engine.redacting import redact_at_rest
 from refold.journal.codec import decode
-from refold.journal.errors import JournalCorrupt
+from refold.journal.errors import JournalCorrupt, RefoldError
 from refold.journal.events import ContentRedacted
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
+from refold.journal.stores.segments import folder
+from refold.journal.stores.segments.store import SegmentStore
 from tests.kit.engines import eventually
 from tests.kit.engines import must_produce as must_produce_on
+from tests.kit.faulty_files import Fault, FaultyFiles
 
 MODEL = "simulated?vocab=1000000&eos=-1&step_ms=1"
 SHORT = SamplingParams(seed=3, max_tokens=30)
@@ -41,6 +46,28 @@ def raw(journal: str) -> bytes:
 def is_said(journal: str, tokens: list[int]) -> bool:
     data = raw(journal)
     return any(str(token).encode() in data for token in tokens if token >= 100_000)
+
+
+def test_the_next_engine_finishes_an_erasure_that_was_cut_short_in_segments(tmp_path: Path) -> None:
+    root = tmp_path / "J"
+    folder.create(root)
+    files = FaultyFiles(root)
+    store = SegmentStore(root, files=files)
+    with Engine(MODEL, store, snapshot_every_records=0) as engine:
+        engine.run([SECRET], [HUSH], request_ids=["secret"])
+    store.close()
+    files.rule = lambda call: (
+        Fault("error", errno.EIO) if call.name == "rename" and call.path.suffix == ".sealed" else None
+    )
+    store = SegmentStore(root, files=files)
+    with contextlib.suppress(RefoldError), Engine(MODEL, store, snapshot_every_records=0) as engine:
+        assert "opening the journal finishes it" in engine.redact("secret").left
+    store.close()
+    assert list(root.rglob("*.at-*"))
+    with Engine(MODEL, f"segments:///{root}", snapshot_every_records=0) as engine:
+        assert engine.recovery is not None
+    assert not list(root.rglob("*.at-*"))
+    verify_journal(open_reader(f"segments:///{root}"))
 
 
 def test_a_live_engine_forgets_one_request_and_goes_on_with_the_others(journal: str) -> None:

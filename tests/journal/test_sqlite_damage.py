@@ -387,7 +387,7 @@ class TestAnEndThatIsGone:
     def test_a_mark_that_can_not_be_read_is_told_too(self, path: Path, mark_of_path: Path) -> None:
         mark_of_path.unlink()
         mark_of_path.mkdir()
-        assert doubt_of(path).startswith(f"{mark_of_path} can't be read (Is a directory)")
+        assert doubt_of(path).startswith(f"{mark_of_path} is a folder, where a file should be")
 
     def test_a_file_that_lost_even_its_tables_is_not_made_anew(self, path: Path) -> None:
         path.write_bytes(b"")

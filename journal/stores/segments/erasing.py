@@ -53,6 +53,12 @@ def write_anew(
     return done
 
 
+def is_unfinished(view: StreamView, end: End) -> bool:
+    """Whether segments that were written anew wait to take their place, by a record that is in. Raises as `finish`."""
+    found = filter(None, map(_NEW_NAME.fullmatch, view.names()))
+    return any(_is_in(view, end, int(match[2]), match[3]) for match in found)
+
+
 def finish(files: FileLayer, view: StreamView, end: End) -> bool:
     """Let what was written anew take its place, if the record that decides about it is in; else remove it. Whether any was.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.stores.no_file import NoFile, open_file
 from refold.journal.stores.room import room_at
 
 READ = os.O_RDONLY | os.O_CLOEXEC
@@ -37,7 +38,7 @@ class FileLayer(Protocol):
     """A file system: the calls of `os` by their names, on paths and descriptors. Each raises OSError when it fails."""
 
     def open(self, path: Path, flags: int) -> int:
-        """A descriptor."""
+        """A descriptor. What isn't a file is refused at once (`NoFile`)."""
         ...
 
     def close(self, fd: int) -> None:
@@ -92,7 +93,7 @@ class FileLayer(Protocol):
 class OsFiles:
     """The operating system's files."""
 
-    open = staticmethod(lambda path, flags: os.open(path, flags, 0o644))
+    open = staticmethod(open_file)
     close = staticmethod(os.close)
     size = staticmethod(lambda fd: os.fstat(fd).st_size)
     pread = staticmethod(os.pread)
@@ -163,9 +164,16 @@ def read_file(files: FileLayer, path: Path) -> bytes:
 
 def explain(error: OSError, path: Path, doing: str) -> JournalError:
     """The journal's error for an error of the system at `path`, with the remedy."""
+    if isinstance(error, NoFile):
+        return JournalError(f"{error.line}, and restore the file from a backup")
     remedy = _REMEDIES.get(error.errno or 0, "see the cause")
     room = room_at(path) if remedy == _NO_SPACE else ""
     return JournalError(f"cannot {doing} {path}: {error.strerror or error}{room}; {remedy}")
+
+
+def without_segment(path: Path, position: int, error: NoFile) -> JournalCorrupt:
+    """The error of a segment whose name something else has."""
+    return damaged(path, position, "deleted", f"is not there: {error.line}")
 
 
 def damaged(path: Path, position: int, kind: str, what: str) -> JournalCorrupt:

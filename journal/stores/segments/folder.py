@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
+from refold.journal.stores.no_file import NoFile
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain, read_file, write_file
 
 MARKER = "SEGMENTS"
@@ -58,6 +59,8 @@ def look_at(path: Path, files: FileLayer = OS_FILES) -> Literal["absent", "empty
         return "absent"
     except NotADirectoryError as error:
         raise JournalCorrupt(f"{path} is not a folder: name another journal", position=0, kind="foreign") from error
+    except NoFile as error:
+        raise JournalError(f"{error.line}; {_mend(path)}") from error
     except OSError as error:
         raise explain(error, path, "look at") from error
     strangers = sorted(names - {MARKER + DRAFT_SUFFIX})

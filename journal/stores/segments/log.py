@@ -14,14 +14,12 @@ from refold.journal.stores.segments import borders, erasing, mending
 from refold.journal.stores.segments.files import READ, UPDATE, FileLayer, explain, write_all, write_file
 from refold.journal.stores.segments.folder import DRAFT_SUFFIX, MARKER, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import pack_group, pack_segment_header
-from refold.journal.stores.segments.gaps import check_gaps
-from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, new_mark_file, write_mark
-from refold.journal.stores.segments.recovery import settle
+from refold.journal.stores.segments.marks import MARK_NAME, Mark, new_mark_file, write_mark
+from refold.journal.stores.segments.recovery import mark_of, settle
 from refold.journal.stores.segments.scan import FileBytes, Place, walk
 from refold.journal.stores.segments.sealed import Sealing, read_header
 from refold.journal.stores.segments.stream_files import End
 from refold.journal.stores.segments.tail import Tail
-from refold.journal.stores.segments.unmarked import lost_end
 from refold.journal.stores.segments.view import StreamView
 
 _PATIENCE_S = 5.0
@@ -237,14 +235,13 @@ class StreamLog:
 
     def _take_over(self) -> None:
         view = StreamView(self._files, self._root, self.stream)
-        if _mark_of(view) is None:
+        if mark_of(view) is None:
             self._begin_stream()
         self._mark_fd = self._files.open(self.folder / MARK_NAME, UPDATE)
         with self.fence():
-            mark = _mark_of(view)
+            mark = mark_of(view)
             assert mark is not None, "a stream that has begun has a mark"
             end = settle(self._files, view, mark)
-            check_gaps(view, end.segment)
             erasing.finish(self._files, view, end)
             self._mark, self.segment, self.end, self.head = mark, end.segment, end.tail.end, end.head
             names = view.segments()
@@ -336,13 +333,6 @@ class StreamLog:
             with contextlib.suppress(OSError):
                 self._files.close(self._fd)
             self._fd = -1
-
-
-def _mark_of(view: StreamView) -> Mark | None:
-    try:
-        return view.mark()
-    except MarkLost as lost:
-        raise lost_end(view, lost) from lost
 
 
 _open_logs: "weakref.WeakSet[StreamLog]" = weakref.WeakSet()

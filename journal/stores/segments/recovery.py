@@ -2,17 +2,51 @@
 
 from pathlib import Path
 
-from refold.journal.stores.segments.files import UPDATE, FileLayer, damaged, write_all
+from refold.journal.stores.segments import erasing
+from refold.journal.stores.segments.files import UPDATE, FileLayer, damaged, explain, write_all
 from refold.journal.stores.segments.folder import SegmentName, leftovers
 from refold.journal.stores.segments.frames import GROUP_HEADER_BYTES, is_whole, unpack_group
-from refold.journal.stores.segments.marks import Mark
+from refold.journal.stores.segments.gaps import check_gaps
+from refold.journal.stores.segments.marks import Mark, MarkLost
 from refold.journal.stores.segments.scan import FileBytes
 from refold.journal.stores.segments.shortage import shortage
 from refold.journal.stores.segments.stream_files import End
 from refold.journal.stores.segments.tail import Tail, head_behind
+from refold.journal.stores.segments.unmarked import lost_end
 from refold.journal.stores.segments.view import StreamView
 
 _PIECE_BYTES = 1 << 20
+
+
+def can_be_read_first(files: FileLayer, root: Path, stream: str) -> bool:
+    """Whether a stream reads now as its next owner will leave it; not where a killed erasure is to be finished. Writes nothing.
+
+    Raises:
+        JournalCorrupt: it's damaged, as far as whoever takes it over would see.
+        JournalError: it can't be read.
+    """
+    view = StreamView(files, root, stream)
+    try:
+        mark = mark_of(view)
+        if mark is None:
+            return True
+        end = view.beyond(_checked(files, view, mark))
+        check_gaps(view, end.segment)
+        return not erasing.is_unfinished(view, end)
+    except OSError as error:
+        raise explain(error, view.folder, "open") from error
+
+
+def mark_of(view: StreamView) -> Mark | None:
+    """The stream's mark; None if it never began.
+
+    Raises:
+        JournalCorrupt: it's damaged or gone; says what is whole, and the way out.
+    """
+    try:
+        return view.mark()
+    except MarkLost as lost:
+        raise lost_end(view, lost) from lost
 
 
 def settle(files: FileLayer, view: StreamView, mark: Mark) -> End:
@@ -20,19 +54,26 @@ def settle(files: FileLayer, view: StreamView, mark: Mark) -> End:
 
     Raises:
         OSError: it can't be read or written.
-        JournalCorrupt: it's damaged.
+        JournalCorrupt: it's damaged, or a segment is missing.
     """
-    marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
-    if (short := shortage(view, marked)) is not None:
-        raise short
+    marked = _checked(files, view, mark)
     for leftover in leftovers(files.listdir(view.folder)):
         files.unlink(view.folder / leftover)
-    _check_marked(files, view, marked)
     end = view.beyond(marked)
     for name in view.segments():
         if name.first >= mark.segment and not name.sealed:
             _write_again(files, view.folder / name.file_name, name.first, marked, end)
+    check_gaps(view, end.segment)
     return end
+
+
+def _checked(files: FileLayer, view: StreamView, mark: Mark) -> End:
+    """Where the mark is, if the files reach it and agree with it."""
+    marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
+    if (short := shortage(view, marked)) is not None:
+        raise short
+    _check_marked(files, view, marked)
+    return marked
 
 
 def _check_marked(files: FileLayer, view: StreamView, marked: End) -> None:

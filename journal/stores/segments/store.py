@@ -30,6 +30,7 @@ from refold.journal.stores.segments.files import OS_FILES, FileLayer, explain, w
 from refold.journal.stores.segments.frames import MAX_PAYLOAD_BYTES, pack_group
 from refold.journal.stores.segments.log import StreamLog
 from refold.journal.stores.segments.reader import SegmentReader
+from refold.journal.stores.segments.recovery import can_be_read_first
 from refold.journal.stores.segments.snapshot_files import pack_snapshot, snapshot_name
 
 SEGMENT_BYTES = 64 << 20
@@ -61,6 +62,12 @@ class SegmentStore(SegmentReader):
         self._logs: dict[str, StreamLog] = {}
         self._owner: OwnerLock | None = None
 
+    def claim_stream(self, stream: str = DEFAULT_STREAM) -> bool:
+        """Keep other engines out of a stream and look at its end, without a change to it; see `ClaimingStore`."""
+        check_stream_name(stream)
+        with self._opening():
+            return can_be_read_first(self._files, self._path, stream)
+
     def open_stream(self, stream: str = DEFAULT_STREAM) -> Head:
         """Take the stream over in a new engine epoch. A torn tail is cut off; damage is refused."""
         return self._open(stream, is_replica=False)
@@ -71,19 +78,24 @@ class SegmentStore(SegmentReader):
 
     def _open(self, stream: str, *, is_replica: bool) -> Head:
         check_stream_name(stream)
+        with self._opening():
+            self._forget(stream)
+            log = self._logs[stream] = StreamLog(self._files, self._path, stream, is_replica=is_replica)
+            return log.head
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Own the journal, if engines shut each other out; if it fails, only as long as another stream is open."""
         with self._lock:
             self._check_usable()
             if self._exclusive and self._owner is None:
                 self._owner = OwnerLock(self._path)
             try:
-                self._forget(stream)
-                log = StreamLog(self._files, self._path, stream, is_replica=is_replica)
+                yield
             except BaseException:
                 if not self._logs:
                     self._disown()
                 raise
-            self._logs[stream] = log
-            return log.head
 
     def append(self, stream: str, records: Sequence[Record]) -> Head:
         """Add records at the head, all or none; on disk when this returns."""

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from refold.journal.archives import Archive
 from refold.journal.record import Head
+from refold.journal.stores.no_file import NoFile
 from refold.journal.stores.segments.archive_list import unpack_archives
-from refold.journal.stores.segments.files import READ, FileLayer, close_read, explain
+from refold.journal.stores.segments.files import READ, FileLayer, close_read, explain, without_segment
 from refold.journal.stores.segments.folder import ARCHIVES_NAME, SegmentName, segments_of, stream_folder
 from refold.journal.stores.segments.frames import SegmentHeader
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
@@ -139,5 +140,7 @@ class StreamFiles:
     def _reading(self, name: SegmentName) -> Iterator[None]:
         try:
             yield
+        except NoFile as error:
+            raise without_segment(self.folder / name.file_name, name.first, error) from error
         except OSError as error:
             raise explain(error, self.folder / name.file_name, "read") from error

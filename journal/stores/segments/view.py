@@ -10,8 +10,9 @@ from collections.abc import Generator, Iterator
 from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
+from refold.journal.stores.no_file import NoFile
 from refold.journal.stores.ownership import owner_of
-from refold.journal.stores.segments.files import READ, close_read, damaged, explain
+from refold.journal.stores.segments.files import READ, close_read, damaged, explain, without_segment
 from refold.journal.stores.segments.folder import SegmentName
 from refold.journal.stores.segments.frames import Group
 from refold.journal.stores.segments.gaps import not_there
@@ -95,12 +96,12 @@ class StreamView(StreamFiles):
                 if is_unborn(self):
                     return None
                 continue  # it was born since, or the mark is gone
+            except NoFile as error:
+                raise MarkLost(error.what) from error
             except OSError as error:
                 raise explain(error, path, "read") from error
             try:
                 return read_mark(self.files, fd)
-            except IsADirectoryError as error:
-                raise MarkLost("is a folder") from error
             except OSError as error:
                 raise explain(error, path, "read") from error
             finally:
@@ -188,6 +189,8 @@ class StreamView(StreamFiles):
             if name.sealed or not (self.folder / name._replace(sealed=True).file_name).exists():
                 raise explain(error, self.folder / name.file_name, "read") from error
             yield from self._groups(name._replace(sealed=True), start, end)  # it was sealed meanwhile
+        except NoFile as error:
+            raise without_segment(self.folder / name.file_name, name.first, error) from error
         except OSError as error:
             raise explain(error, self.folder / name.file_name, "read") from error
 
