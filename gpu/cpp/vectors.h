@@ -87,6 +87,15 @@ static inline Floats fused(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// In a register from here on.
+static inline void keep(Floats& value) {
+#if defined(REFOLD_AVX512)
+    asm("" : "+v"(value));
+#elif defined(REFOLD_AVX2)
+    asm("" : "+x"(value));
+#endif
+}
+
 static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 static inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
