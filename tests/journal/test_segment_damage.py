@@ -17,7 +17,7 @@ from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.testing import make_records
 from refold.journal.verify import read_verified
 from tests.kit.faulty_files import UnsyncedFiles
-from tests.kit.share import bits_at, one_of
+from tests.kit.share import EXHAUSTIVE, bits_at, one_of
 
 GROUPS = (1, 2)
 LIVE = "00000000000000000000.seg"
@@ -148,7 +148,7 @@ def test_a_file_cut_off_at_any_byte_is_found(journal):
     good = contents(journal)
     for path in files_of(journal):
         original = path.read_bytes()
-        for size in range(len(original)):
+        for size in range(0, len(original), 1 if EXHAUSTIVE or path.name != "mark" else 3):
             path.write_bytes(original[:size])
             if path.name == "mark":
                 try:
