@@ -155,12 +155,15 @@ static void multiply_block(const Rows<float>& operand, int first, const Packed<W
         load_pair(panel, 1, first[1], second[1]);
         if (ROWS <= 4) __builtin_prefetch(panel + 16 * COLUMNS);
         if (ROWS <= 4) __builtin_prefetch(panel + 17 * COLUMNS);
+        // Left to itself, the compiler reads float weights again for every row.
+        if (sizeof(Weight) == sizeof(float)) keep(first[0]), keep(first[1]);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
             Floats value = splat(rows[size_t(row) * inputs + input]);
             sums[row][0] = fused(value, first[0], sums[row][0]);
             sums[row][1] = fused(value, first[1], sums[row][1]);
         }
+        if (sizeof(Weight) == sizeof(float)) keep(second[0]), keep(second[1]);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
             Floats value = splat(rows[size_t(row) * inputs + input + 1]);

@@ -87,6 +87,13 @@ static inline Floats fused(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// In a register from here on. AVX-512 has so many that the compiler needs no telling.
+static inline void keep([[maybe_unused]] Floats& value) {
+#ifdef REFOLD_AVX2
+    asm("" : "+x"(value));
+#endif
+}
+
 static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 static inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 

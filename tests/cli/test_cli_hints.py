@@ -24,6 +24,7 @@ from refold.journal.stores import open_reader
 from tests.cli.command import BARE, process, refold, rows
 from tests.history.journals import eventful_lives, write_journal
 from tests.kit.engines import eventually
+from tests.kit.started_python import shared
 
 NASTY = [
     'it\'s "mine".db',
@@ -43,10 +44,10 @@ def printed(text: str) -> list[str]:
 
 
 def in_shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a printed command as someone who pastes it does."""
-    order = f"refold() {{ '{sys.executable}' -m refold \"$@\"; }}; {command}"
-    done = ["bash", "-c", order]
-    return subprocess.run(done, cwd=folder, env=BARE, capture_output=True, check=False, text=True, timeout=60)
+    """Run a printed command as someone who pastes it does. The shell is what counts: its `refold` needn't start Python."""
+    there = BARE | {"PATH": f"{shared().folder.name}{os.pathsep}{os.environ['PATH']}"}
+    done = ["bash", "-c", command]
+    return subprocess.run(done, cwd=folder, env=there, capture_output=True, check=False, text=True, timeout=60)
 
 
 def change(path: Path, statement: str) -> None:

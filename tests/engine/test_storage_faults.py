@@ -201,16 +201,19 @@ def test_who_waits_for_a_request_hears_of_a_disk_that_fails_meanwhile() -> None:
 def test_the_computing_waits_for_a_disk_that_is_too_far_behind() -> None:
     store = FaultyStore(MemoryStore())
     with Engine(MODEL, store, max_in_flight_steps=1) as engine:
-        request_id = engine.enqueue([1], SamplingParams(seed=1, max_tokens=4000))
+        writer = engine._live().core._writer
+        writer._max_pending_records //= 10  # 4,096 of them take seconds
+        most = writer._max_pending_records
+        request_id = engine.enqueue([1], SamplingParams(seed=1, max_tokens=most))
         store.gate.clear()
-        eventually(lambda: engine.stats().steps > 2000, timeout_s=30)
-        eventually(lambda: engine._live().core._writer.pending >= 4096, timeout_s=30)
+        eventually(lambda: engine.stats().steps > most // 3, timeout_s=30)
+        eventually(lambda: writer.pending >= most, timeout_s=30)
         steps = engine.stats().steps
         threading.Event().wait(0.2)
         assert engine.stats().steps <= steps + 1
         store.gate.set()
         (done,) = engine.wait([request_id])
-    assert done.token_ids == must_produce([1], SamplingParams(seed=1, max_tokens=4000))
+    assert done.token_ids == must_produce([1], SamplingParams(seed=1, max_tokens=most))
 
 
 def test_a_disk_slower_than_the_computing_holds_it_back_and_the_backlog_stays_bounded() -> None:

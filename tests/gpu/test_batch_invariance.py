@@ -26,12 +26,17 @@ from tests.kit import tiny_llama  # noqa: E402
 from tests.kit.worker_driver import Request, WorkerDriver  # noqa: E402
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture
+def as_many_threads_afterwards() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest, as_many_threads_afterwards: None) -> int:
+    torch.set_num_threads(request.param)
+    return request.param
 
 
 class RecordingRunner:
@@ -100,16 +105,16 @@ def prompts(lengths: list[int], vocab_size: int) -> list[list[int]]:
 
 
 def check_same_bits(
-    worker: TorchWorker, config: EngineConfig, lengths: list[int], tokens: int, seeds: list[int]
+    workers: list[TorchWorker], config: EngineConfig, lengths: list[int], tokens: int, seeds: list[int]
 ) -> int:
-    """Each request alone, then all in random company. Returns how many logits rows were compared."""
+    """Each request alone on the first worker, then all in random company on the last. Returns how many logits rows were compared."""
     sampling = Sampling(seed=3, max_tokens=tokens, temperature=0.8, ignore_eos=True)
-    alone = LogitsDriver(worker, config)
+    alone = LogitsDriver(workers[0], config)
     for prompt in prompts(lengths, config.vocab_size):
         alone.run_alone(alone.add(prompt, sampling))
     compared = 0
     for seed in seeds:
-        together = LogitsDriver(worker, config, seed=seed)
+        together = LogitsDriver(workers[-1], config, seed=seed)
         found = [together.add(prompt, sampling) for prompt in prompts(lengths, config.vocab_size)]
         assert together.run_random(budget=96, drop_rate=0.1) > 0
         assert together.rows.keys() == alone.rows.keys()
@@ -134,15 +139,17 @@ def test_a_tiny_model_gives_the_same_bits_in_any_company(
     assert worker.environment()["threads"] == str(threads)
     lengths = [1, 2, 5, 31, 33, 64, 100, 127, 128, 129, 200, 255, 257, 400]
     tokens, seeds = 20 // threads, [1, 2, 3][threads - 1 :]  # two threads wait for each other where others compute
-    assert check_same_bits(worker, config, lengths, tokens=tokens, seeds=seeds) == 14 * tokens * len(seeds)
+    assert check_same_bits([worker], config, lengths, tokens=tokens, seeds=seeds) == 14 * tokens * len(seeds)
 
 
-def test_the_real_model_gives_the_same_bits_in_any_company(threads: int) -> None:
+@pytest.mark.usefixtures("as_many_threads_afterwards")
+def test_the_real_model_gives_the_same_bits_in_any_company() -> None:
+    """Alone with one thread, in company with two."""
     config = config_for("smollm2")
-    worker = TorchWorker(config, describe_model("smollm2"), threads=threads)
-    assert worker.environment()["batch_invariant"] == "yes"
-    tokens = 6 // threads
-    assert check_same_bits(worker, config, [1, 7, 40, 124, 150], tokens=tokens, seeds=[5]) == 5 * tokens
+    workers = [TorchWorker(config, describe_model("smollm2"), threads=threads) for threads in (1, 2)]
+    assert [worker.environment()["batch_invariant"] for worker in workers] == ["yes", "yes"]
+    assert [worker.environment()["threads"] for worker in workers] == ["1", "2"]
+    assert check_same_bits(workers, config, [1, 7, 40, 124, 150], tokens=6, seeds=[5]) == 5 * 6
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (576, 1536), (960, 576)])

@@ -242,19 +242,16 @@ def test_a_temporary_folder_that_somebody_else_could_write_is_not_taken(
 
 
 def test_a_kept_library_that_is_damaged_is_made_again(
-    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copying_compiler: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = find_compiler()
-    assert compiler is not None
-    flags = (*compiler_flags(), "-O0")  # quick, and nobody else's
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
-    assert isinstance(build_library.__wrapped__(compiler, flags), Library)
+    assert isinstance(build_library.__wrapped__(*copying_compiler), Library)
     (kept,) = (tmp_path / "first" / "refold").iterdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
     damaged = tmp_path / "second" / "refold" / kept.name
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"\x7fELF and then nothing")
-    assert isinstance(build_library.__wrapped__(compiler, flags), Library)
+    assert isinstance(build_library.__wrapped__(*copying_compiler), Library)
     assert damaged.stat().st_size == kept.stat().st_size
 
 

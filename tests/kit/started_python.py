@@ -6,6 +6,7 @@ it, and end as that ends, with its status or by its signal. They are for program
 can't signal them.
 """
 
+import atexit
 import contextlib
 import gc
 import marshal
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 IMPORTED = (
@@ -66,6 +68,14 @@ class Started:
         self._server.stdout.close()
         self._server.wait()
         self.folder.cleanup()
+
+
+@cache
+def shared() -> Started:
+    """One for all tests that run in this process."""
+    started = Started()
+    atexit.register(started.close)
+    return started
 
 
 def serve(path: str) -> tuple[str, list[str]]:

@@ -11,13 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.kit.started_python import Started
+from tests.kit.started_python import shared
 from tests.project.tree import ROOT, tracked
 
 TIMEOUT_S = 300
@@ -91,13 +91,6 @@ def run_block(block: Block, folder: Path, environment: Mapping[str, str]) -> Non
         assert begins, f"line {block.line}: no line begins with {block.prints!r}\n{done.stdout}"
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[Started]:
-    started = Started()
-    yield started
-    started.close()
-
-
 @pytest.fixture
 def environment() -> dict[str, str]:
     """Ours, with this interpreter's commands first, and nothing of the caller's that changes what refold does."""
@@ -106,9 +99,9 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_the_page_run(page: str, tmp_path: Path, environment: dict[str, str], started: Started) -> None:
+def test_the_examples_of_the_page_run(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     if page not in ANEW:
-        environment["PATH"] = f"{started.folder.name}{os.pathsep}{environment['PATH']}"
+        environment["PATH"] = f"{shared().folder.name}{os.pathsep}{environment['PATH']}"
     for block in runnable_blocks((ROOT / page).read_text(encoding="utf-8")):
         run_block(block, tmp_path, environment)
 

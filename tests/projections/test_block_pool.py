@@ -77,11 +77,15 @@ class PoolBesideAModel(RuleBasedStateMachine):
             del self.hash_of[block]
         self.holders.append(Holder(taken, step))
 
-    @precondition(lambda self: self.holders)
+    def _held_alone(self) -> list[tuple[Holder, int]]:
+        held = Counter(block for holder in self.holders for block in holder.table)
+        return [(holder, block) for holder in self.holders for block in holder.table if held[block] == 1]
+
+    @precondition(lambda self: self._held_alone())
     @rule(data=st.data(), known=st.booleans())
     def somebody_fills_a_block(self, data: st.DataObject, known: bool) -> None:
-        holder = data.draw(st.sampled_from(self.holders))
-        block = data.draw(st.sampled_from(holder.table))
+        """Nobody writes into what others hold, too: who lets go last wouldn't fence it."""
+        holder, block = data.draw(st.sampled_from(self._held_alone()))
         step = holder.last_step = self._step()
         content = self.next_hash.to_bytes(16, "little") if known else bytes(16)
         self.next_hash += 1
