@@ -19,6 +19,8 @@ LONGEST = (
     "test_docs.py::test_the_examples_of_the_page_run[docs/how-to.md]",
     "test_killed_writer.py::test_a_writer_killed_forty_times_loses_nothing_that_it_acknowledged[postgresql]",
     "test_docs.py::test_the_examples_of_the_page_run[README.md]",
+    "test_compiled.py::test_mypyc_makes_c",
+    "test_fault_matrix.py::",
     "test_shrink_journal.py::test_a_failing_journal_shrinks_and_fails_the_same_way",
     "gpu/test_determinism.py::test_a_kill_in_the_middle_changes_none_either",
     "test_executed_again.py::test_another_process_computes_the_same_bits",
