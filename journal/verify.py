@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from refold.journal.contents import Attestation
-from refold.journal.ends import check_end, check_indexes
+from refold.journal.ends import EndInDoubt, check_end, check_indexes
 from refold.journal.errors import JournalCorrupt, bad_record
 from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
@@ -202,9 +202,11 @@ def _check_expected(head: Head, expect: Head | None) -> None:
 
 def _check_reached(head: Head, expect: Head | None) -> None:
     if expect is not None and head.position < expect.position:
-        raise JournalCorrupt(
+        raise EndInDoubt(
             f"the stream ends at {head.position}, expected {expect.position}: its tail was cut off; restore a backup",
             position=head.position,
+            num_known=expect.position,
+            told_by="head",
             kind="truncated",
         )
 

@@ -146,7 +146,7 @@ def unwritable(path: object, error: OSError) -> Complaint:
 
 def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL") -> str:
     """What to do about a journal that is damaged, or contradicts itself."""
-    journal = (error.place or journal) if journal == "JOURNAL" else journal  # of two, the error knows which
+    journal = error.place if error.place not in {"", place_of(journal)} else journal  # of two, the error knows which
     if not isinstance(error, JournalCorrupt):
         log = typed("log", journal, options=("--until", error.position))
         return f"`{typed('verify', journal)}` says which law is broken, `{log}` shows the events that lead there"

@@ -138,6 +138,17 @@ def test_damage_is_said_in_one_line_after_what_is_sound_with_commands_that_work(
         assert int(done.stdout.splitlines()[-1].split()[0]) == position - 1
 
 
+@pytest.mark.parametrize("verb", ["redact {} req-1", "prove {} 40", "capsule {} {}.capsule", "head {}"])
+def test_whatever_verb_meets_damage_the_line_and_the_command_name_the_journal(journal: Path, verb: str) -> None:
+    change(journal, DAMAGES["edited"][0])
+    result = refold(*[word.format(journal) for word in verb.split()])
+    assert result.exit_code == 3, result.stdout
+    line, hint = result.stderr.splitlines()
+    assert line.startswith(f"refold: {journal}: record 30 ")
+    (command,) = printed(hint)
+    assert in_shell(command, journal.parent).returncode == 0, command
+
+
 def test_log_prints_the_records_before_the_damage_and_none_behind_it(journal: Path) -> None:
     whole = refold("log", journal).stdout.splitlines()
     before = [line for line in whole if int(line.split()[0]) < 30]
