@@ -10,7 +10,7 @@ import click
 
 from refold.engine.audit.ask import Answer, Questions, questions
 from refold.engine.audit.place import Place, catch_up, place_of, writable_place
-from refold.engine.cli.console import named, note, painter, require_journal, write, write_json
+from refold.engine.cli.console import is_told, named, note, painter, require_journal, write, write_json
 from refold.engine.cli.progress import Bar
 from refold.engine.history.plain import safe
 from refold.projections.audit.writer import Checkpoint
@@ -90,7 +90,8 @@ def caught_up(place: Place, *, rebuilds: bool = False) -> list[Checkpoint]:
     require_journal(place.journal)  # says so if nobody can tell whether its end is gone
     for checkpoint in done:
         if checkpoint.damage is not None:
-            note(f"refold: what follows is about the records before the damage: {safe(checkpoint.damage)}")
+            which = "" if is_told(checkpoint.damage) else f": {safe(checkpoint.damage)}"
+            note(f"refold: what follows is about the records before the damage{which}")
     return done
 
 

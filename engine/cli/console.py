@@ -208,6 +208,12 @@ def note_once(line: str) -> None:
         told.told.add(line)
 
 
+def is_told(message: str) -> bool:
+    """Whether this command has noted it already, whatever blanks are in it."""
+    told = click.get_current_context().find_object(Settings)
+    return told is not None and f"refold: {message}".split() in [line.split() for line in told.told]
+
+
 def colour_on(stream: TextIO) -> bool:
     """Whether to write colours: on a terminal that can, unless $NO_COLOR; $FORCE_COLOR beats all."""
     if os.environ.get("FORCE_COLOR"):

@@ -23,7 +23,7 @@ from refold.journal.errors import (
     WorkerLost,
 )
 from refold.journal.naming import name
-from refold.journal.stores.location import place_of
+from refold.journal.stores.location import locate, place_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -155,7 +155,9 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
     if error.kind == "unmarked":
         return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
     if error.kind == "unindexed":
-        return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
+        if locate(journal).kind == "segments":
+            return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
+        return f"nothing is lost: `{typed('copy', journal, 'NEW')}` makes a whole journal of it"
     if error.position == 0:
         return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
     before = typed("log", journal, options=("--until", error.position - 1))

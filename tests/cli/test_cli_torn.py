@@ -1,11 +1,13 @@
 """Reading journals that are damaged, or have lost their end: what is shown, what is said, and the exit status."""
 
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from refold.journal.stores import open_reader
 from tests.cli.command import assert_one_line_and_a_hint, refold, rows
 from tests.history.journals import eventful_lives, write_journal
 
@@ -67,3 +69,106 @@ def test_the_last_lines_name_requests_as_all_lines_do(journal: Path) -> None:
     torn(journal)
     all_lines = refold("log", journal).stdout.splitlines()
     assert refold("log", "-n", 7, journal).stdout.splitlines() == all_lines[-7:]
+
+
+# -- damage where no record is ----------------------------------------------------------------------------------------
+
+
+def damage_index(path: Path) -> None:
+    """An index of the read model forgets a row of its table."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        root = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_audit_requests_tenant'"
+        start = (connection.execute(root).fetchone()[0] - 1) * connection.execute("PRAGMA page_size").fetchone()[0]
+    raw = bytearray(path.read_bytes())
+    raw[start + 4] -= 1  # the number of its cells
+    path.write_bytes(raw)
+
+
+@pytest.fixture
+def unindexed(journal: Path) -> Path:
+    assert refold("audit", "requests", journal).exit_code == 0
+    damage_index(journal)
+    return journal
+
+
+def test_the_head_of_a_journal_is_exported_though_an_index_beside_its_records_is_damaged(
+    unindexed: Path, tmp_path: Path
+) -> None:
+    told = refold("head", unindexed, "--out", tmp_path / "run.head")
+    assert told.exit_code == 0
+    assert told.stderr.startswith(f"refold: {unindexed} is damaged where no record is (")
+    assert told.stderr.endswith("; the head is that of the records, which are whole\n")
+    assert len(told.stderr.splitlines()) == 1
+    assert refold("copy", unindexed, tmp_path / "copy.db").exit_code == 0
+    assert refold("verify", tmp_path / "copy.db", "--head", tmp_path / "run.head").exit_code == 0
+
+
+def test_verify_says_that_such_damage_is_on_no_record_and_what_mends_it(unindexed: Path) -> None:
+    told = refold("verify", "--json", unindexed)
+    assert told.exit_code == 3
+    (report,) = rows(told.stdout)
+    assert (report["ok"], report["kind"]) == (False, "unindexed")
+    line, hint = told.stderr.splitlines()
+    assert "nothing in it can be trusted" not in told.stderr
+    assert "where no record is" in line
+    assert hint == f"  hint: nothing is lost: `refold copy {unindexed} NEW` makes a whole journal of it"
+
+
+def test_a_damaged_record_comes_before_a_damaged_index(unindexed: Path, tmp_path: Path) -> None:
+    torn(unindexed)
+    for verb in ("verify", "head"):
+        told = refold(verb, unindexed)
+        assert told.exit_code == 3
+        assert "record 30 " in told.stderr, verb
+
+
+def test_a_journal_with_a_damaged_index_is_not_compacted(unindexed: Path) -> None:
+    before = unindexed.read_bytes()
+    told = refold("compact", unindexed)
+    assert told.exit_code == 3
+    assert_one_line_and_a_hint(told.stderr)
+    assert unindexed.read_bytes() == before
+
+
+# -- an end that is lost, and the read model --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended_early(journal: Path) -> Path:
+    """A journal in whose place an older copy of it was put: its mark tells of more records. So does a lost WAL."""
+    older = [eventful_lives()[0][0]]
+    marks = journal.with_name("journal.db.mark")
+    mark = marks.read_bytes()
+    journal.unlink()
+    marks.unlink()
+    write_journal(journal, older)
+    marks.write_bytes(mark)
+    return journal
+
+
+ASKING = [
+    "audit requests {}",
+    "audit integrity {}",
+    "audit export {}.views {}",
+    "sql {} 'SELECT count(*) FROM requests'",
+]
+
+
+@pytest.mark.parametrize("question", ASKING)
+def test_whoever_asks_a_journal_in_sqlite_that_has_lost_its_end_has_an_answer_and_exit_status_3(
+    ended_early: Path, question: str
+) -> None:
+    before = ended_early.read_bytes()
+    told = refold(*shlex.split(question.format(ended_early, ended_early)))
+    assert told.exit_code == 3, told.stderr
+    assert told.stdout
+    assert told.stderr.count("records up to ") == 1, "it is said once"
+    assert "what follows is about the records before the damage" in told.stderr
+    assert ended_early.read_bytes() == before
+
+
+def test_the_view_of_integrity_says_of_a_lost_end_that_the_chain_is_damaged(ended_early: Path) -> None:
+    told = refold("sql", ended_early, "SELECT chain, damage_position FROM integrity", "--json")
+    (row,) = rows(told.stdout)
+    assert row == {"chain": "damaged", "damage_position": open_reader(str(ended_early)).head().position}
