@@ -10,7 +10,7 @@ import click
 
 from refold.engine.audit.ask import Answer, Questions, questions
 from refold.engine.audit.place import Place, catch_up, place_of, writable_place
-from refold.engine.cli.console import is_told, named, note, painter, require_journal, write, write_json
+from refold.engine.cli.console import absent, is_told, named, note, painter, require_journal, write, write_json
 from refold.engine.cli.progress import Bar
 from refold.engine.history.plain import safe
 from refold.projections.audit.writer import Checkpoint
@@ -31,19 +31,18 @@ def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def there_is_one() -> Iterator[None]:
+def there_is_one(journal: str) -> Iterator[None]:
     """A journal that isn't there, as the other verbs tell it.
 
     Raises:
         Complaint: there is none.
     """
-    from refold.engine.cli.failures import UNREADABLE, Complaint
     from refold.journal.errors import NotFound
 
     try:
         yield
     except NotFound as error:
-        raise Complaint(str(error), "`refold run` and `refold demo` make one", UNREADABLE) from error
+        raise absent(journal, error) from error
 
 
 @contextmanager
@@ -77,7 +76,7 @@ def caught_up(place: Place, *, rebuilds: bool = False) -> list[Checkpoint]:
         bars[0].advance()
 
     try:
-        with there_is_one():
+        with there_is_one(place.journal):
             done = catch_up(
                 place,
                 rebuilds=rebuilds,

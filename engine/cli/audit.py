@@ -122,7 +122,7 @@ def follow_journal(as_json: bool, journal: str) -> None:
             note(f"refold: nothing can be projected from the damage on: {safe(at.damage)}")
             raise SystemExit(UNREADABLE)
 
-    with there_is_one():
+    with there_is_one(journal):
         require_journal(journal)  # says so if nobody can tell whether its end is gone
         follow(place_of(journal), tell, lambda: time.sleep(_POLL_S))
 

@@ -637,3 +637,27 @@ def test_bisect_refuses_a_range_with_nothing_in_it(tmp_path):
     told = refold("bisect", "--python", "True", "--from", "9", "--to", "4", journal)
     assert told.exit_code == 2
     assert "--from is record 9 and --to is record 4: there is none between them" in told.stderr
+
+
+@pytest.mark.parametrize("verb", ["log {}", "verify {}", "audit requests {}", "sql {} 'SELECT 1'", "audit follow {}"])
+def test_an_empty_folder_is_told_with_both_ways_out(tmp_path: Path, verb: str) -> None:
+    """A container that is given a file which isn't there gets such a folder."""
+    folder = tmp_path / "it's a j.db"
+    folder.mkdir()
+    told = refold(*shlex.split(verb.format(shlex.quote(str(folder)))))
+    assert told.exit_code == 3
+    line, hint = told.stderr.splitlines()
+    assert line == f"refold: {folder} is an empty folder, and no journal yet"
+    removing, making = re.findall(r"`([^`]*)`", hint)
+    assert in_shell(removing, tmp_path).returncode == 0
+    assert not folder.exists()
+    folder.mkdir()
+    assert in_shell(making, tmp_path).returncode == 0
+    assert refold("verify", folder).exit_code == 0
+
+
+def test_a_file_without_tables_is_told_alike_by_those_who_ask_in_sql(tmp_path: Path) -> None:
+    (tmp_path / "new.db").touch()
+    told = [refold(*verb, tmp_path / "new.db", *more).stderr for verb, more in ((["log"], []), (["sql"], ["SELECT 1"]))]
+    assert told[0] == told[1]
+    assert "it has no tables yet" in told[0]
