@@ -661,3 +661,14 @@ def test_a_file_without_tables_is_told_alike_by_those_who_ask_in_sql(tmp_path: P
     told = [refold(*verb, tmp_path / "new.db", *more).stderr for verb, more in ((["log"], []), (["sql"], ["SELECT 1"]))]
     assert told[0] == told[1]
     assert "it has no tables yet" in told[0]
+
+
+@pytest.mark.parametrize("step", [99_999, 2**62, 10**30])
+def test_a_step_that_is_not_there_names_the_command_for_the_last(journal: Path, step: int) -> None:
+    told = refold("show", "--at", f"step:{step}", journal)
+    assert told.exit_code == 1
+    assert re.match(r"refold: step \d+: the journal has no such step\n", told.stderr)
+    (command,) = printed(told.stderr)
+    shown = in_shell(command, journal.parent)
+    assert len(shown.stdout.splitlines()) == 1
+    assert "step " in shown.stdout
