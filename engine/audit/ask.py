@@ -170,6 +170,14 @@ class _Postgres:
         self._engine.dispose()
 
 
+def is_unasked(asked: Questions) -> bool:
+    """Whether a read model has its tables and nothing in them: nobody has ever asked for it."""
+    try:
+        return next(asked.ask("SELECT 1 FROM audit_projections LIMIT 1").rows, None) is None
+    except Rejected:  # there are no such tables
+        return False
+
+
 @contextmanager
 def questions(place: Place) -> Iterator[Questions]:
     """`Questions` that are closed afterwards."""

@@ -1,5 +1,6 @@
 """Reading journals that are damaged, or have lost their end: what is shown, what is said, and the exit status."""
 
+import re
 import shlex
 import sqlite3
 from contextlib import closing
@@ -172,3 +173,36 @@ def test_the_view_of_integrity_says_of_a_lost_end_that_the_chain_is_damaged(ende
     told = refold("sql", ended_early, "SELECT chain, damage_position FROM integrity", "--json")
     (row,) = rows(told.stdout)
     assert row == {"chain": "damaged", "damage_position": open_reader(str(ended_early)).head().position}
+
+
+# -- asking what is there ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("journal_there", ["none.db", "none/"])
+def test_as_it_is_a_journal_that_is_not_there_is_told_as_by_other_verbs(tmp_path: Path, journal_there: str) -> None:
+    path = f"{tmp_path}/{journal_there}"
+    told = refold("sql", "--as-is", path, "SELECT 1")
+    assert told.exit_code == 3
+    assert told.stderr == refold("log", path).stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_as_it_is_segments_that_nobody_has_asked_have_no_read_model_and_a_question_makes_it(
+    journal: Path, tmp_path: Path
+) -> None:
+    assert refold("copy", journal, f"{tmp_path}/plain/").exit_code == 0
+    told = refold("audit", "requests", "--as-is", tmp_path / "plain")
+    assert (told.exit_code, told.stdout) == (3, "")
+    line, hint = told.stderr.splitlines()
+    assert line == f"refold: {tmp_path}/plain has no read model yet"
+    (command,) = re.findall(r"`(.*?)`", hint)
+    assert refold(*shlex.split(command)[1:]).exit_code == 0
+    assert refold("audit", "requests", "--as-is", tmp_path / "plain").stdout
+
+
+def test_as_it_is_a_journal_that_nobody_has_asked_is_told_not_to_be_projected(journal: Path) -> None:
+    told = refold("sql", "--as-is", journal, "SELECT count(*) FROM requests", "--csv")
+    assert (told.exit_code, told.stdout.split()) == (0, ["count(*)", "0"])
+    assert told.stderr == f"refold: nothing of {journal} is projected yet: without --as-is it is\n"
+    assert refold("audit", "requests", journal).exit_code == 0
+    assert refold("sql", "--as-is", journal, "SELECT count(*) FROM requests").stderr == ""
