@@ -2,15 +2,18 @@
 
 import re
 import shlex
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from refold.journal.stores import open_reader
-from tests.cli.command import assert_one_line_and_a_hint, refold, rows
+from refold.journal.stores import open_reader, open_store
+from refold.journal.testing import make_records
+from tests.cli.command import assert_one_line_and_a_hint, process, refold, rows
 from tests.history.journals import eventful_lives, write_journal
+from tests.kit.engines import eventually
 
 COMMAND = re.compile(r"`(refold [^`]*)`")
 
@@ -169,9 +172,6 @@ def test_with_json_a_source_that_cannot_be_read_is_reported_on_stdout(
 def test_with_json_one_report_comes_for_each_stream_and_the_last_is_that_of_the_failure(
     journal: Path, tmp_path: Path
 ) -> None:
-    from refold.journal.stores import open_store
-    from refold.journal.testing import make_records
-
     store = open_store(str(journal))
     store.append("second", make_records(store.open_stream("second"), 9))
     store.close()
@@ -182,3 +182,22 @@ def test_with_json_one_report_comes_for_each_stream_and_the_last_is_that_of_the_
     first, second = rows(done.stdout)
     assert (first["stream"], first["ok"]) == ("main", True)
     assert (second["stream"], second["ok"], second["num_records"]) == ("second", False, 4)
+
+
+def test_with_json_an_interrupted_copy_reports_how_far_it_came_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    source, target = str(tmp_path / "long.db"), str(tmp_path / "new.db")
+    assert refold("migrate", source).exit_code == refold("migrate", target).exit_code == 0
+    store = open_store(source)
+    head = store.append("main", make_records(store.open_stream(), 20_000))
+    store.close()
+    child, reader = process("copy", "--json", source, target), open_reader(target)
+    eventually(lambda: reader.head().position > 0, 30)
+    child.send_signal(signal.SIGINT)
+    stdout, stderr = child.communicate(timeout=30)
+    assert child.returncode == 130, stderr
+    (report,) = rows(stdout.decode())
+    assert (report["ok"], report["stream"], report["message"]) == (False, "main", "interrupted")
+    assert 0 < report["num_records"] == reader.head().position <= head.position
+    assert b"the same command goes on from there" in stderr
+    (report,) = rows(refold("copy", "--json", source, target).stdout)
+    assert (report["ok"], report["num_records"]) == (True, head.position)
