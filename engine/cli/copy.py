@@ -17,6 +17,7 @@ from refold.engine.cli.console import (
     write_json,
 )
 from refold.engine.cli.failures import Complaint
+from refold.engine.cli.followed import Followed
 from refold.engine.cli.progress import bar
 from refold.engine.cli.unfinished import UnderWay, telling_what_is_there
 from refold.engine.history.plain import count, safe
@@ -70,6 +71,7 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
     under_way = UnderWay(source, target)
     with ExitStack() as opened, telling_what_is_there(under_way, as_json=as_json):
         _refuse_itself(source, target)
+        followed = Followed(source)
         reader = opened.enter_context(reading(source, tells_doubt=accept_end))
         tell_doubt(reader)
         names = _streams(reader, stream)
@@ -82,7 +84,7 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
             places = {"schema": "refold.copy/1", "from": source, "to": target}
             _say(places | _verified(reader, store, under_way.stream, done), as_json)
         if follow:
-            _follow(reader, store, names[0])
+            _follow(reader, store, names[0], followed)
 
 
 class _Done(NamedTuple):
@@ -146,7 +148,7 @@ def _what_is_lost(report: dict[str, Any]) -> str:
     return f"{lost} lost: {told_by} says that {had}; whether it had acknowledged more can't be known"
 
 
-def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:
+def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed: Followed) -> None:
     """Copy what comes. Ctrl-C ends it between two batches."""
     from refold.journal.copying import copy_on
 
@@ -154,6 +156,7 @@ def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:
     note("following; Ctrl-C ends")
     try:
         while True:
+            followed.check()
             goal = reader.head(stream)
             if goal.position > head.position:
                 head = copy_on(reader, store, stream, head, goal)

@@ -19,6 +19,7 @@ from refold.engine.cli.console import (
     write,
 )
 from refold.engine.cli.failures import Complaint, damaged
+from refold.engine.cli.followed import Followed
 from refold.engine.cli.positions import POSITION
 from refold.engine.cli.times import TIME
 from refold.engine.cli.unknown import unknown_request
@@ -98,6 +99,7 @@ def command(
     stop = None if until is None else until + 1
     names = Names()
     show = _json_line if as_json else _words_line(names)
+    followed = Followed(journal)
     with reading(journal) as reader:
         since, stop = _within(reader, since, stop, after, before)
         walk = Walk(reader, names, wanted)
@@ -112,7 +114,7 @@ def command(
                 if error is not None:
                     raise error
             if follow:
-                _follow(walk, since, show)
+                _follow(walk, since, show, followed)
         except JournalCorrupt as error:
             raise damaged(error, journal) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
@@ -180,11 +182,12 @@ def _print(lines: Iterator[Line], show: Callable[[Line], str]) -> bool:
     return found
 
 
-def _follow(walk: Walk, since: int, show: Callable[[Line], str]) -> None:
+def _follow(walk: Walk, since: int, show: Callable[[Line], str], followed: Followed) -> None:
     """Print what is appended, until interrupted."""
     while True:
         sys.stdout.flush()
         time.sleep(_POLL_S)
+        followed.check()
         if walk.look_again():
             _print(walk.lines(since, walk.end), show)
 
