@@ -132,7 +132,7 @@ def check_beginning(source: JournalReader, stream: str, there: Head, goal: Head)
     if there.position > goal.position:
         raise Rejected(
             f"the target has {there.position} records of stream {stream!r}, the source {goal.position}: it is no copy of the "
-            "source; copy to another journal"
+            "source, or has what the source has lost; keep it, and copy to another journal"
         )
     if there.position == 0:
         return

@@ -155,7 +155,8 @@ class TrailingProjection:
         head = Head(before.position, bytes.fromhex(before.head_hash) or GENESIS_HASH, before.engine_epoch)
         if self._story is None and self._has_next(head):
             self._story = self._remember(before)
-        story, last = self._story, None
+        story = self._story
+        last: Record | None = None
         try:
             for record in self._records(head, stop):
                 if story is None:  # it was mended this moment: the next batch begins with it

@@ -201,3 +201,15 @@ def test_with_json_an_interrupted_copy_reports_how_far_it_came_and_the_same_comm
     assert b"the same command goes on from there" in stderr
     (report,) = rows(refold("copy", "--json", source, target).stdout)
     assert (report["ok"], report["num_records"]) == (True, head.position)
+
+
+def test_a_target_with_more_records_than_its_source_may_have_what_that_has_lost(journal: Path, tmp_path: Path) -> None:
+    older = tmp_path / "older.db"
+    write_journal(older, eventful_lives()[0][:1])
+    refused = refold("copy", older, journal)
+    assert refused.exit_code == 2
+    assert_one_line_and_a_hint(refused.stderr)
+    assert f"the target has {num_records(journal)} records of stream 'main', the source {num_records(older)}" in (
+        refused.stderr
+    )
+    assert "it is no copy of the source, or has what the source has lost" in refused.stderr
