@@ -206,3 +206,30 @@ def test_as_it_is_a_journal_that_nobody_has_asked_is_told_not_to_be_projected(jo
     assert told.stderr == f"refold: nothing of {journal} is projected yet: without --as-is it is\n"
     assert refold("audit", "requests", journal).exit_code == 0
     assert refold("sql", "--as-is", journal, "SELECT count(*) FROM requests").stderr == ""
+
+
+def damage_table(path: Path) -> None:
+    """A page of the read model's table of requests is no page any more."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        root = "SELECT rootpage FROM sqlite_master WHERE name = 'audit_requests'"
+        start = (connection.execute(root).fetchone()[0] - 1) * connection.execute("PRAGMA page_size").fetchone()[0]
+    raw = bytearray(path.read_bytes())
+    raw[start] = 0xFF
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("verb", ["audit requests {}", "sql {} 'SELECT * FROM requests'", "audit rebuild {}"])
+def test_a_damaged_read_model_is_no_fault_of_the_question_and_a_copy_can_be_asked(
+    journal: Path, tmp_path: Path, verb: str
+) -> None:
+    assert refold("audit", "requests", journal).exit_code == 0
+    damage_table(journal)
+    told = refold(*shlex.split(verb.format(journal)))
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert_one_line_and_a_hint(told.stderr)
+    assert "nothing in it can be trusted" not in told.stderr
+    command = re.findall(r"`(refold copy .*?)`", told.stderr)[-1]
+    copied = refold(*shlex.split(command.replace("NEW", f"{tmp_path}/new.db"))[1:])
+    assert copied.exit_code == 0, copied.stderr
+    assert refold("audit", "requests", tmp_path / "new.db").exit_code == 0
