@@ -30,7 +30,7 @@ def test_whoever_follows_a_journal_is_told_when_its_place_has_another_or_none(
     with followed.open("wb") as out:
         more = [f"{tmp_path}/replica.db"] if verb[0] == "copy" else []
         child = process(*verb, journal, *more, stdout=out)
-        eventually(lambda: followed.read_bytes() != b"", 30)
+        eventually(lambda: followed.read_bytes() != b"", 90)
         (tmp_path / "elsewhere").mkdir()
         for path in tmp_path.glob("J*"):
             if "audit" not in path.name:
@@ -38,7 +38,7 @@ def test_whoever_follows_a_journal_is_told_when_its_place_has_another_or_none(
         if is_replaced:
             assert refold(*RUN, "--journal", f"{tmp_path}/other.db", "hello").exit_code == 0
             assert refold("copy", f"{tmp_path}/other.db", journal).exit_code in {0, 3}
-        _, stderr = child.communicate(timeout=30)
+        _, stderr = child.communicate(timeout=90)
     assert child.returncode == 3, stderr
     told = "\n".join(line for line in stderr.decode().splitlines() if line != "following; Ctrl-C ends")
     assert_one_line_and_a_hint(told)
@@ -47,15 +47,15 @@ def test_whoever_follows_a_journal_is_told_when_its_place_has_another_or_none(
 
 def test_a_journal_that_is_compacted_and_written_on_is_followed_all_the_same(journal: str, tmp_path: Path) -> None:
     child = process("copy", "--follow", journal, f"{tmp_path}/replica.db")
-    eventually(lambda: Path(f"{tmp_path}/replica.db").exists(), 30)
+    eventually(lambda: Path(f"{tmp_path}/replica.db").exists(), 90)
     assert refold("compact", journal).exit_code == 0
     with Engine("simulated", journal) as engine:
         engine.run(["more"])
     end = open_reader(journal).head().position
     reader = open_reader(f"{tmp_path}/replica.db")
-    eventually(lambda: reader.head().position == end, 30)
+    eventually(lambda: reader.head().position == end, 90)
     child.terminate()
-    child.communicate(timeout=30)
+    child.communicate(timeout=90)
 
 
 @pytest.mark.parametrize("name", ["none.db", "x" * 5000, "file/none.db"])
