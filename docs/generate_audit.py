@@ -32,10 +32,15 @@ are not: they may change with any version.
 | PostgreSQL | in the same database (and schema) |
 | segments | in a SQLite file beside the folder: `NAME.audit.db` |
 | one that you can't write | in a temporary file, for as long as you ask |
+| a SQLite file that has lost its end | in a temporary file as well |
 
 - `refold sql` and `refold audit NAME` project what was appended since the last time, then ask. `--as-is` asks what is there.
 - `refold audit follow` projects what a running engine writes, as it writes it.
 - `Engine(..., audit=True)`, or `refold run --audit`, does the same inside the engine, at low priority.
+- Of a damaged journal the read model ends before the damage, and is kept: each question looks whether the damage is still there. A SQLite file that
+  has lost its end is not written to, as that would fold its damaged WAL into it, which a restorer may need; and nothing of what was said is left
+  elsewhere, where a redaction would miss it. So each question projects such a journal anew: to ask more than a few, ask a copy, which
+  `refold copy --accept-end` makes.
 - `refold audit rebuild` builds it anew beside the old one, and then shows it; who asks meanwhile sees the old one.
 
 Each batch of rows and the checkpoint that says how far it goes are one transaction. So it may be killed at any instant, and two may do

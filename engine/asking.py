@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from concurrent.futures import Future
 
-from refold.engine.checked import short
+from refold.engine.checked import plain_int, short
 from refold.engine.core import EngineCore
 from refold.engine.history.plain import count
 from refold.engine.life import Life, unredacted
@@ -52,15 +52,16 @@ async def found(life: Life, request_id: str, after: object) -> Output:
         Rejected: one of the two can't be, or the request has no output at `after`.
     """
     check_request_id(request_id)
-    if type(after) is not int or not -1 <= after < 2**31:
+    last = plain_int(after)
+    if last is None or not -1 <= last < 2**31:
         raise Rejected(f"after is {short(after)}: give the last index seen, or -1")
     output = life.core.delivery.find(request_id)
     output = await asyncio.to_thread(life.output, request_id) if output is None else unredacted(output)
     num_tokens = len(output.token_ids)
     # Where a crash may take back what clients have seen, it comes again: a live request may be asked to go on beyond its end.
-    if after >= num_tokens and (life.is_synced or output.finish_reason is not None) and after >= 0:
+    if last >= num_tokens and (life.is_synced or output.finish_reason is not None) and last >= 0:
         raise Rejected(
-            f"after is {after}, and request {request_id!r} has {count(num_tokens, 'output')}: give {num_tokens - 1} at most"
+            f"after is {last}, and request {request_id!r} has {count(num_tokens, 'output')}: give {num_tokens - 1} at most"
         )
     return output
 

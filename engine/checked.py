@@ -41,6 +41,11 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def plain_int(value: object) -> int | None:
+    """An integer as the journal takes it: of a subclass, such as an `IntEnum`, the number alone. None for whatever is none, `True` too."""
+    return int.__int__(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def rejected(options: type[Checked], error: ValidationError) -> Rejected:
     """The first complaint, as one line."""
     first = error.errors(include_url=False)[0]

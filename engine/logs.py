@@ -67,10 +67,9 @@ def configure_logging(
     Raises:
         ValueError: there is no such level.
     """
-    global _asked
     asked = _Pipeline(not _on_terminal() if json is None else json, _checked(level), around_line)
     if not _is_imported():
-        _asked = asked
+        _waiting.pipeline = asked
     elif not (structlog := _structlog()).is_configured():
         structlog.configure(**asked.arguments())
 
@@ -89,7 +88,7 @@ class BorrowedLogger:
         self._bound = bound
 
     def __getattr__(self, name: str) -> Any:
-        if not _is_imported() and name in _below(_asked.level if _asked else DEFAULT_LEVEL):
+        if not _is_imported() and name in _below(_waiting.level):
             return _unsaid
         structlog = _structlog()
         logger = structlog.get_logger("refold") if structlog.is_configured() else _private_logger()
@@ -116,8 +115,26 @@ class _Pipeline(NamedTuple):
         }
 
 
-_asked: _Pipeline | None = None
-"""What `configure_logging` was told before anybody had imported structlog."""
+class _Waiting:
+    """What `configure_logging` was told before anybody had imported structlog. One for the process, as structlog's own configuration is."""
+
+    __slots__ = ("pipeline",)
+
+    def __init__(self) -> None:
+        self.pipeline: _Pipeline | None = None
+
+    @property
+    def level(self) -> str:
+        """The lowest level that will be written."""
+        return DEFAULT_LEVEL if self.pipeline is None else self.pipeline.level
+
+    def take(self) -> _Pipeline | None:
+        """What was asked for, once."""
+        asked, self.pipeline = self.pipeline, None
+        return asked
+
+
+_waiting = _Waiting()
 
 
 def _is_imported() -> bool:
@@ -127,11 +144,9 @@ def _is_imported() -> bool:
 
 def _structlog() -> Any:
     """structlog, configured if that was asked for."""
-    global _asked
     import structlog  # noqa: PLC0415 - see the module's text
 
-    asked, _asked = _asked, None
-    if asked and not structlog.is_configured():
+    if (asked := _waiting.take()) and not structlog.is_configured():
         structlog.configure(**asked.arguments())
     return structlog
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from refold.engine.checked import short
+from refold.engine.checked import plain_int, short
 from refold.engine.models import Text
 from refold.engine.sampling_params import SamplingParams
 from refold.journal.errors import Rejected
@@ -83,9 +83,10 @@ def check_text(what: str, text: object, max_chars: int) -> str:
 
 def check_priority(priority: object) -> int:
     """Return `priority` if it is a 64-bit integer; raises Rejected otherwise."""
-    if type(priority) is not int or not -(2**63) <= priority < 2**63:
+    number = plain_int(priority)
+    if number is None or not -(2**63) <= number < 2**63:
         raise Rejected(f"priority is {short(priority)}: give a 64-bit integer; small runs first")
-    return priority
+    return number
 
 
 def check_sampling(sampling: object) -> SamplingParams:
@@ -119,9 +120,11 @@ def _checked(token_ids: list[int], vocab_size: int, max_model_len: int) -> list[
             f"the prompt has {len(token_ids)} tokens, the model takes {max_model_len} with at least one of them "
             f"generated: shorten the prompt to {max_model_len - 1}"
         )
-    for index, token in enumerate(token_ids):
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise Rejected(f"prompt token {short(token)} at index {index}: give token ids from 0 to {vocab_size - 1}")
+    for index, given in enumerate(token_ids):
+        token = given if type(given) is int else plain_int(given)
+        if token is None or not 0 <= token < vocab_size:
+            raise Rejected(f"prompt token {short(given)} at index {index}: give token ids from 0 to {vocab_size - 1}")
+        token_ids[index] = token
     return token_ids
 
 

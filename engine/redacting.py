@@ -17,6 +17,7 @@ from refold.engine.submissions import check_line, check_request_id
 from refold.journal.archives import border_of
 from refold.journal.codec import encode
 from refold.journal.errors import Rejected
+from refold.journal.naming import naming
 from refold.journal.queued import fresh_salt
 from refold.journal.record import seal
 from refold.journal.store import DEFAULT_STREAM, ErasingStore, JournalStore
@@ -57,7 +58,8 @@ def redact_at_rest(url: str, request_id: str, reason: str = "", stream: str = DE
     plan = RedactionPlan(check_request_id(request_id))
     reader = open_reader(url)
     try:
-        plan.follow(reader.read(stream))
+        with naming(reader):
+            plan.follow(reader.read(stream))
         reason = check_line("reason", reason, _MAX_REASON_CHARS)
         plan.command(reason)
     finally:

@@ -87,8 +87,10 @@ def check_source(source: JournalReader, stream: str, *, accepts_end: bool = Fals
         if not accepts_end or not source.head(stream).position:
             raise
         doubt = error
-    for _ in verified_part(source, stream, EMPTY_HEAD, 1):
-        pass
+    with naming(source):
+        first = list(source.read(stream, 0, 1))
+        for _ in verified(first, expect=None if first else source.head(stream), is_whole=False):
+            pass
     return doubt
 
 
@@ -130,12 +132,17 @@ def check_beginning(source: JournalReader, stream: str, there: Head, goal: Head)
     if there.position > goal.position:
         raise Rejected(
             f"the target has {there.position} records of stream {stream!r}, the source {goal.position}: it is no copy of the "
-            "source; copy to another journal"
+            "source, or has what the source has lost; keep it, and copy to another journal"
         )
     if there.position == 0:
         return
     last = next(iter(source.read(stream, there.position - 1, there.position)), None)
-    if last is None or last.hash != there.hash:
+    if last is None:
+        raise Rejected(
+            f"record {there.position - 1} of stream {stream!r} is in the target, and the source has lost it: the target is the better "
+            "of the two; keep it, or copy to another journal"
+        )
+    if last.hash != there.hash:
         raise Rejected(
             f"record {there.position - 1} of stream {stream!r} is another one in the target than in the source: it is no copy "
             "of the source; copy to another journal"

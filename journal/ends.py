@@ -11,7 +11,7 @@ class EndInDoubt(JournalCorrupt):
 
     Attributes:
         num_known: how many records it had, as far as something beside them proves; 0 if nothing proves more than are there.
-        told_by: what proves it.
+        told_by: what proves it; `head` is the head that is stored with the records.
     """
 
     def __init__(
@@ -20,7 +20,7 @@ class EndInDoubt(JournalCorrupt):
         *,
         position: int,
         num_known: int = 0,
-        told_by: Literal["mark", "snapshot"] | None = None,
+        told_by: Literal["mark", "snapshot", "head"] | None = None,
         kind: Literal["unmarked", "truncated"] = "unmarked",
     ) -> None:
         super().__init__(message, position=position, kind=kind)

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from refold.journal.contents import Attestation
-from refold.journal.ends import check_end, check_indexes
+from refold.journal.ends import EndInDoubt, check_end, check_indexes
 from refold.journal.errors import JournalCorrupt, bad_record
 from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
@@ -31,7 +31,7 @@ KINDS: dict[str, str] = {
     "truncated": "the stream ends before a head that is known",
     "torn": "the last record is there in part",
     "unmarked": "all that is there is whole, and what told how far the stream was acknowledged is lost",
-    "unindexed": "all records are whole, and an index that only finds them is damaged",
+    "unindexed": "all records are whole, and an index that only finds them is damaged, or something beside them",
     "erased": "the record has lost its content, and no redaction says so",
     "restored": "the record has a content that a redaction says is gone",
 }
@@ -46,7 +46,7 @@ class Inspected(Protocol):
         """Look at what no record covers.
 
         Raises:
-            JournalCorrupt: it's damaged.
+            JournalCorrupt: it's damaged; kind `unindexed` if all records can be read in spite of it.
         """
         ...
 
@@ -162,8 +162,7 @@ def read_verified(
 
 
 def _read_verified(reader: JournalReader, stream: str, expect: Head | None, contents: Attestation) -> Iterator[Record]:
-    if isinstance(reader, Inspected):
-        reader.inspect()
+    beside = _damage_beside(reader)
     stored = reader.head(stream)
     chain = Chain(expect=stored)
     chain.contents = contents
@@ -179,6 +178,24 @@ def _read_verified(reader: JournalReader, stream: str, expect: Head | None, cont
         raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
     check_end(reader, stream)  # first: an index can be mended only where the end is sure
     check_indexes(reader, stream)
+    if beside is not None:
+        raise beside
+
+
+def _damage_beside(reader: JournalReader) -> JournalCorrupt | None:
+    """What is wrong with the container where no record is: to be told once the records were read.
+
+    Raises:
+        JournalCorrupt: what is wrong may concern them.
+    """
+    try:
+        if isinstance(reader, Inspected):
+            reader.inspect()
+    except JournalCorrupt as error:
+        if error.kind != "unindexed":
+            raise
+        return error
+    return None
 
 
 def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect: Head | None = None) -> Head:
@@ -202,9 +219,11 @@ def _check_expected(head: Head, expect: Head | None) -> None:
 
 def _check_reached(head: Head, expect: Head | None) -> None:
     if expect is not None and head.position < expect.position:
-        raise JournalCorrupt(
+        raise EndInDoubt(
             f"the stream ends at {head.position}, expected {expect.position}: its tail was cut off; restore a backup",
             position=head.position,
+            num_known=expect.position,
+            told_by="head",
             kind="truncated",
         )
 

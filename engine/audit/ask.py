@@ -11,11 +11,20 @@ from refold.engine.audit.place import Place, derived
 from refold.engine.history.plain import is_unicode
 from refold.journal.errors import Rejected
 from refold.journal.stores.location import shown
-from refold.journal.stores.sqlite_file import connect_readonly
+from refold.journal.stores.sqlite_file import connect_readonly, explain
 
 _FETCH_ROWS = 1_000
 _PATIENCE_OPCODES = 200_000
 _MAX_VALUE_BYTES = 256 << 20
+_ABOUT_THE_FILE = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_CANTOPEN,
+}
 _READS = {"select", "with", "values", "explain"}
 _BLANKS = re.compile(r"(?:\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/|\()+", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z]+")
@@ -85,11 +94,11 @@ class Questions:
         if self._postgres is not None:
             return self._postgres.ask(sql, parameters)
         assert self._sqlite is not None
-        with _rejected():
+        with _rejected(self._name):
             cursor = self._sqlite.execute(sql, tuple(parameters))
         if cursor.description is None:
             raise Rejected("the statement has no rows to show: write a SELECT")
-        return Answer(tuple(column[0] for column in cursor.description), _rows_of(cursor))
+        return Answer(tuple(column[0] for column in cursor.description), _rows_of(cursor, self._name))
 
     def close(self) -> None:
         """Free the connection."""
@@ -106,9 +115,9 @@ def _open_sqlite(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _rows_of(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
+def _rows_of(cursor: sqlite3.Cursor, path: str) -> Iterator[tuple[Any, ...]]:
     while True:
-        with _rejected():
+        with _rejected(path):
             page = cursor.fetchmany(_FETCH_ROWS)
         if not page:
             return
@@ -116,14 +125,16 @@ def _rows_of(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
 
 
 @contextmanager
-def _rejected() -> Iterator[None]:
-    """SQLite's complaint about a statement as the caller's fault."""
+def _rejected(path: str) -> Iterator[None]:
+    """SQLite's complaint about a statement as the caller's fault, unless it's about the file."""
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning) as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from error
+        if code in _ABOUT_THE_FILE:
+            raise explain(error, Path(path), "ask") from error
         if code == sqlite3.SQLITE_READONLY:
             raise Rejected("the statement writes, and this connection only reads") from error
         raise Rejected(f"SQL: {' '.join(str(error).split())}") from error
@@ -168,6 +179,14 @@ class _Postgres:
         if self._connection is not None:
             self._connection.close()
         self._engine.dispose()
+
+
+def is_unasked(asked: Questions) -> bool:
+    """Whether a read model has its tables and nothing in them: nobody has ever asked for it."""
+    try:
+        return next(asked.ask("SELECT 1 FROM audit_projections LIMIT 1").rows, None) is None
+    except Rejected:  # there are no such tables
+        return False
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
 from refold.journal.stores.location import file_path, locate, shown
+from refold.journal.verify import Inspected
 from refold.projections.audit import beside
 from refold.projections.audit.trailing import Batch, TrailingProjection
 from refold.projections.audit.writer import AuditWriter, Checkpoint
@@ -102,7 +103,7 @@ def _can_write(path: Path) -> bool:
 
 @contextmanager
 def derived(place: Place) -> Iterator[None]:
-    """Damage to a file with nothing but a read model is no damage to the journal: it can be made anew.
+    """Damage to a read model is no damage to the journal: it can be made anew, or, in the journal's own file, a copy of the journal can.
 
     Raises:
         JournalError: the file is damaged; says so.
@@ -110,6 +111,8 @@ def derived(place: Place) -> Iterator[None]:
     try:
         yield
     except JournalCorrupt as error:
+        if not place.is_own_file and (damage := _damage_beside(place)) is not None:
+            raise damage from error
         is_a_strangers = error.kind == "foreign" and error.__cause__ is None
         if not place.is_own_file or is_a_strangers or str(place.path) not in str(error):
             raise
@@ -117,6 +120,22 @@ def derived(place: Place) -> Iterator[None]:
             f"{place.path} is the read model of {shown(place.journal)}, and is damaged: it holds nothing that the journal doesn't; "
             f"move it away, with {place.path}-wal and {place.path}-shm, and the next `refold audit` makes it anew"
         ) from error
+
+
+def _damage_beside(place: Place) -> JournalCorrupt | None:
+    """What is wrong with a journal's own file, if it's where no record is."""
+    try:
+        reader = open_reader(place.journal)
+    except JournalError:
+        return None
+    try:
+        if isinstance(reader, Inspected):
+            reader.inspect()
+    except JournalCorrupt as error:
+        return error if error.kind == "unindexed" else None
+    finally:
+        reader.close()
+    return None
 
 
 def open_writer(place: Place) -> AuditWriter:

@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
-from refold.engine.audit.ask import Answer, Questions, questions
+from refold.engine.audit.ask import Answer, Questions, is_unasked, questions
 from refold.engine.audit.place import Place, catch_up, place_of, writable_place
-from refold.engine.cli.console import named, note, painter, require_journal, write, write_json
+from refold.engine.cli.console import absent, in_code, is_told, named, note, painter, require_journal, write, write_json
+from refold.engine.cli.failures import UNREADABLE, Complaint
 from refold.engine.cli.progress import Bar
+from refold.engine.cli.typed import typed
 from refold.engine.history.plain import safe
 from refold.projections.audit.writer import Checkpoint
 
@@ -31,19 +33,18 @@ def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def there_is_one() -> Iterator[None]:
+def there_is_one(journal: str) -> Iterator[None]:
     """A journal that isn't there, as the other verbs tell it.
 
     Raises:
         Complaint: there is none.
     """
-    from refold.engine.cli.failures import UNREADABLE, Complaint
     from refold.journal.errors import NotFound
 
     try:
         yield
     except NotFound as error:
-        raise Complaint(str(error), "`refold run` and `refold demo` make one", UNREADABLE) from error
+        raise absent(journal, error) from error
 
 
 @contextmanager
@@ -54,7 +55,9 @@ def asking(journal: str, *, as_is: bool) -> Iterator[Questions]:
         JournalError: the journal can't be read, or its read model not be written.
     """
     if as_is:
-        with questions(place_of(journal)) as asked:
+        with questions(_place_with_model(journal)) as asked:
+            if is_unasked(asked):
+                note(f"refold: nothing of {named(journal)} is projected yet: without --as-is it is")
             yield asked
         return
     with writable_place(journal) as place:
@@ -64,9 +67,22 @@ def asking(journal: str, *, as_is: bool) -> Iterator[Questions]:
         with questions(place) as asked:
             yield asked
     if is_damaged:  # the answer is there, and it isn't about the whole journal
-        from refold.engine.cli.failures import UNREADABLE
-
         raise SystemExit(UNREADABLE)
+
+
+def _place_with_model(journal: str) -> Place:
+    """Where the read model is that is asked as it is. One may be there of a journal that is gone.
+
+    Raises:
+        Complaint: none is.
+    """
+    place = place_of(journal)
+    if place.path is not None and not place.path.exists():
+        with there_is_one(journal):
+            require_journal(journal)
+        making = in_code(typed("audit requests", journal))
+        raise Complaint(f"{named(journal)} has no read model yet", f"{making} makes it, and asks it", UNREADABLE)
+    return place
 
 
 def caught_up(place: Place, *, rebuilds: bool = False) -> list[Checkpoint]:
@@ -77,7 +93,7 @@ def caught_up(place: Place, *, rebuilds: bool = False) -> list[Checkpoint]:
         bars[0].advance()
 
     try:
-        with there_is_one():
+        with there_is_one(place.journal):
             done = catch_up(
                 place,
                 rebuilds=rebuilds,
@@ -90,7 +106,8 @@ def caught_up(place: Place, *, rebuilds: bool = False) -> list[Checkpoint]:
     require_journal(place.journal)  # says so if nobody can tell whether its end is gone
     for checkpoint in done:
         if checkpoint.damage is not None:
-            note(f"refold: what follows is about the records before the damage: {safe(checkpoint.damage)}")
+            which = "" if is_told(checkpoint.damage) else f": {safe(checkpoint.damage)}"
+            note(f"refold: what follows is about the records before the damage{which}")
     return done
 
 

@@ -22,6 +22,7 @@ from refold.engine.cli.console import (
     write_json,
 )
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damaged, unwritable
+from refold.engine.cli.followed import Followed
 from refold.engine.cli.progress import bar
 from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import count, safe
@@ -122,9 +123,14 @@ def follow_journal(as_json: bool, journal: str) -> None:
             note(f"refold: nothing can be projected from the damage on: {safe(at.damage)}")
             raise SystemExit(UNREADABLE)
 
-    with there_is_one():
+    def pause() -> None:
+        time.sleep(_POLL_S)
+        followed.check()
+
+    followed = Followed(journal)
+    with there_is_one(journal):
         require_journal(journal)  # says so if nobody can tell whether its end is gone
-        follow(place_of(journal), tell, lambda: time.sleep(_POLL_S))
+        follow(place_of(journal), tell, pause)
 
 
 @command.add_command

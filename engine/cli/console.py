@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from refold.engine.cli.app import Settings, debug_option
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import quoted, typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,7 @@ def reading(journal: str, *, tells_doubt: bool = True) -> "Iterator[JournalReade
     try:
         reader = open_reader(journal)
     except NotFound as error:
-        raise _absent(journal, error) from error
+        raise absent(journal, error) from error
     try:
         _refuse_lost(journal, reader)
         if tells_doubt:
@@ -135,7 +135,7 @@ def finite(_ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
-def _absent(journal: str, error: Exception) -> "Complaint":
+def absent(journal: str, error: Exception) -> "Complaint":
     """Why there is nothing to read. An engine makes the file first and the tables then: for a moment it is empty."""
     from refold.engine.cli.failures import NO_JOURNAL, UNREADABLE, Complaint
     from refold.journal.stores.location import locate
@@ -143,6 +143,10 @@ def _absent(journal: str, error: Exception) -> "Complaint":
     path = locate(journal).path
     if path is None or not path.exists():
         return Complaint(str(error), NO_JOURNAL, UNREADABLE)
+    if path.is_dir():
+        removing, making = in_code(f"rmdir {quoted(str(path))}"), in_code(typed("migrate", journal))
+        ways = f"{removing}, if it's to be one file; {making} makes it a journal of segment files"
+        return Complaint(f"{named(journal)} is an empty folder, and no journal yet", ways, UNREADABLE)
     line = f"{named(journal)} is empty: it has no tables yet; an engine that starts right now is about to make them"
     again = f"try again in a moment; if it stays empty, {in_code(typed('migrate', journal))} makes it a journal"
     return Complaint(line, again, UNREADABLE)
@@ -206,6 +210,12 @@ def note_once(line: str) -> None:
         note(safe(line))
     if told is not None:
         told.told.add(line)
+
+
+def is_told(message: str) -> bool:
+    """Whether this command has noted it already, whatever blanks are in it."""
+    told = click.get_current_context().find_object(Settings)
+    return told is not None and f"refold: {message}".split() in [line.split() for line in told.told]
 
 
 def colour_on(stream: TextIO) -> bool:

@@ -1,26 +1,25 @@
 """`refold copy`: a journal from one store to another."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from refold.engine.cli.console import (
     json_option,
-    named,
     note,
     reading,
     remembered,
-    streams_of,
     tell_doubt,
     verb,
     write,
     write_json,
 )
-from refold.engine.cli.failures import GOES_ON, Complaint, explain
+from refold.engine.cli.failures import Complaint
+from refold.engine.cli.followed import Followed
 from refold.engine.cli.progress import bar
+from refold.engine.cli.unfinished import UnderWay, telling_what_is_there
 from refold.engine.history.plain import count, safe
 from refold.journal.copying import check_source
 from refold.journal.errors import JournalError, Rejected
@@ -33,12 +32,17 @@ if TYPE_CHECKING:
     from refold.journal.store import JournalReader
 
 POLL_S = 0.2
+_WITNESSES = {
+    "mark": "the mark beside the records of {}",
+    "snapshot": "a snapshot beside the records of {}",
+    "head": "the head that {} stores",
+}
 
 EXAMPLES = """Examples:
   refold copy refold.db backup.db                        what is there now; the engine may go on writing refold.db
   refold copy refold.db postgresql://user@host/journals  the same command again goes on where it was, or catches up
   refold copy --follow refold.db segments:///replica     and whatever comes, until Ctrl-C
-  refold copy --accept-end damaged/ mended/              what is whole of segments that have lost their end, or their mark
+  refold copy --accept-end damaged/ mended/              what is whole of a journal that has lost its end, or its mark
 
 Exit status: 0 copied and verified, 2 the target holds something else, 3 a journal is damaged, 5 an engine writes the target."""
 
@@ -64,67 +68,23 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
     A journal that ends before what was acknowledged, or a folder of segments that has lost the mark of it, is copied with
     --accept-end only: the copy is a journal like any other, and doesn't show that its end was gone or in doubt.
     """
-    _refuse_itself(source, target)
-    with reading(source, tells_doubt=accept_end) as reader:
+    under_way = UnderWay(source, target)
+    with ExitStack() as opened, telling_what_is_there(under_way, as_json=as_json):
+        _refuse_itself(source, target)
+        followed = Followed(source)
+        reader = opened.enter_context(reading(source, tells_doubt=accept_end))
         tell_doubt(reader)
         names = _streams(reader, stream)
         if follow and len(names) != 1:
             raise Complaint(f"{count(len(names), 'stream')} can't be followed at once", "name one with --stream")
         check_source(reader, names[0], accepts_end=accept_end)  # before there's a target, which would be empty
-        store = _open_target(target)
-        try:
-            for name in names:
-                with _telling_what_is_there(store, name, source, target, as_json):
-                    done = _copy(reader, store, name, accept_end)
-                places = {"schema": "refold.copy/1", "from": source, "to": target}
-                _say(places | _verified(reader, store, name, done), as_json)
-            if follow:
-                _follow(reader, store, names[0])
-        finally:
-            store.close()
-
-
-@contextmanager
-def _telling_what_is_there(store: ReplicaStore, stream: str, source: str, target: str, as_json: bool) -> Iterator[None]:
-    """Of a copy that isn't finished, say how many records the target has, and that the same command goes on from there.
-
-    One that has none looks like a journal that nobody has written to. It isn't removed, for it may have been there before, and
-    somebody may have opened it since.
-    """
-    from refold.journal.errors import JournalOwned
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        note(f"refold: {_so_far(_num_there(store, stream), stream, target)}")
-        raise
-    except JournalOwned:
-        raise
-    except JournalError as error:
-        line, hint, status = explain(error, "refold copy", source)
-        num_there = _num_there(store, stream)
-        if as_json:
-            failed = {"from": source, "to": target, "stream": stream, "ok": False, "num_records": num_there}
-            write_json({"schema": "refold.copy/1", **failed, "message": str(error)})
-        so_far = _so_far(num_there, stream, target)
-        raise Complaint(line, so_far if hint in {"", GOES_ON} else f"{hint}; {so_far}", status) from error
-
-
-def _num_there(store: ReplicaStore, stream: str) -> int | None:
-    """How many records the target has; None if it can't tell."""
-    try:
-        return store.head(stream).position if stream in streams_of(store) else 0
-    except JournalError:
-        return None
-
-
-def _so_far(num_there: int | None, stream: str, target: str) -> str:
-    if num_there is None:
-        return f"{named(target)} can't tell how many records it has: the same command finds out, and goes on"
-    if not num_there:
-        return f"{named(target)} has no record yet: the same command goes on; remove it, if you don't want it"
-    there = f"{count(num_there, 'record')} of stream {safe(stream)}"
-    return f"{named(target)} has {there}: the same command goes on from there"
+        under_way.store = store = opened.enter_context(closing(_open_target(target)))
+        for under_way.stream in names:
+            done = _copy(reader, store, under_way.stream, accept_end)
+            places = {"schema": "refold.copy/1", "from": source, "to": target}
+            _say(places | _verified(reader, store, under_way.stream, done), as_json)
+        if follow:
+            _follow(reader, store, names[0], followed)
 
 
 class _Done(NamedTuple):
@@ -183,13 +143,12 @@ def _what_is_lost(report: dict[str, Any]) -> str:
     if not num_lost:
         return f"whether {source} had acknowledged records from {end} on can't be known"
     lost = f"records {end} to {end + num_lost - 1} are" if num_lost > 1 else f"record {end} is"
-    return (
-        f"{lost} lost: {'the mark' if report['lost_told_by'] == 'mark' else 'a snapshot'} beside the records of {source} says that "
-        f"it had {count(end + num_lost, 'record')}; whether it had acknowledged more can't be known"
-    )
+    told_by = _WITNESSES[report["lost_told_by"]].format(source)
+    had = f"it had {count(end + num_lost, 'record')}"
+    return f"{lost} lost: {told_by} says that {had}; whether it had acknowledged more can't be known"
 
 
-def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:
+def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed: Followed) -> None:
     """Copy what comes. Ctrl-C ends it between two batches."""
     from refold.journal.copying import copy_on
 
@@ -197,6 +156,7 @@ def _follow(reader: "JournalReader", store: ReplicaStore, stream: str) -> None:
     note("following; Ctrl-C ends")
     try:
         while True:
+            followed.check()
             goal = reader.head(stream)
             if goal.position > head.position:
                 head = copy_on(reader, store, stream, head, goal)

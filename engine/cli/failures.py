@@ -23,7 +23,7 @@ from refold.journal.errors import (
     WorkerLost,
 )
 from refold.journal.naming import name
-from refold.journal.stores.location import place_of
+from refold.journal.stores.location import locate, place_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -146,7 +146,7 @@ def unwritable(path: object, error: OSError) -> Complaint:
 
 def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL") -> str:
     """What to do about a journal that is damaged, or contradicts itself."""
-    journal = (error.place or journal) if journal == "JOURNAL" else journal  # of two, the error knows which
+    journal = error.place if error.place not in {"", place_of(journal)} else journal  # of two, the error knows which
     if not isinstance(error, JournalCorrupt):
         log = typed("log", journal, options=("--until", error.position))
         return f"`{typed('verify', journal)}` says which law is broken, `{log}` shows the events that lead there"
@@ -155,7 +155,9 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
     if error.kind == "unmarked":
         return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
     if error.kind == "unindexed":
-        return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
+        if locate(journal).kind == "segments":
+            return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
+        return f"nothing is lost: `{typed('copy', journal, 'NEW')}` makes a whole journal of it"
     if error.position == 0:
         return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
     before = typed("log", journal, options=("--until", error.position - 1))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import check_output, journal_argument, reading, verb, write
+from refold.engine.cli.console import check_output, journal_argument, note, reading, verb, write
 from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 
@@ -27,10 +27,10 @@ def command(out: Path | None, key: Path | None, journal: str) -> None:
     """Export the head of a journal: position and hash of its end, and the root over all of its records.
 
     Whoever keeps it finds out later whether the tail was cut off or the journal was written anew, and can check a proof of a single
-    record. The chain is verified on the way.
+    record. The chain is verified on the way. Damage where no record is, such as to an index, is told on stderr, and the head is exported.
     """
     from refold.engine.history.heads import encoded, export, write_head
-    from refold.journal.errors import JournalError
+    from refold.journal.errors import JournalCorrupt, JournalError
     from refold.journal.merkle import Tree
     from refold.journal.store import DEFAULT_STREAM
     from refold.journal.verify import read_verified
@@ -40,10 +40,15 @@ def command(out: Path | None, key: Path | None, journal: str) -> None:
     with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
         end = reader.head()
         with bar("reading", end.position, "records") as progress:
-            for record in read_verified(reader):
-                tree.add(record.hash)
-                last = record
-                progress.advance()
+            try:
+                for record in read_verified(reader):
+                    tree.add(record.hash)
+                    last = record
+                    progress.advance()
+            except JournalCorrupt as error:
+                if error.kind != "unindexed":  # which is told once all records were read
+                    raise
+                note(f"refold: {error}; the head is that of the records, which are whole")
     if tree.size:
         end = end._replace(position=tree.size, hash=last.hash, engine_epoch=max(end.engine_epoch, last.engine_epoch))
     exported = export(DEFAULT_STREAM, end, time.time_ns(), root=tree.close()[0], key=key)

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 import click
@@ -20,10 +19,11 @@ from refold.engine.cli.console import (
     write,
 )
 from refold.engine.cli.failures import Complaint, damaged
+from refold.engine.cli.followed import Followed
 from refold.engine.cli.positions import POSITION
 from refold.engine.cli.times import TIME
 from refold.engine.cli.unknown import unknown_request
-from refold.engine.cli.walk import EVERYTHING, Line, Walk, Wanted
+from refold.engine.cli.walk import Line, Walk, Wanted, last_lines
 from refold.engine.history.plain import count
 from refold.engine.history.relations import Names
 from refold.engine.history.times import position_of_time
@@ -99,22 +99,22 @@ def command(
     stop = None if until is None else until + 1
     names = Names()
     show = _json_line if as_json else _words_line(names)
+    followed = Followed(journal)
     with reading(journal) as reader:
         since, stop = _within(reader, since, stop, after, before)
         walk = Walk(reader, names, wanted)
         end = walk.end if stop is None else min(stop, walk.end)
         is_beyond = since >= walk.end
-        if limit is not None and wanted == EVERYTHING:
-            # Each record has at least one event: what lies further back can't be among the last.
-            since = max(since, end - limit)
         try:
-            lines = walk.lines(since, end)
             if not (reverse or follow) and limit is None:
-                found = _print(lines, show)
+                found = _print(walk.lines(since, end), show)
             else:
-                found = _print_last(lines, show, limit, reverse)
+                last, error = last_lines(walk, since, end, limit)
+                found = _print(reversed(last) if reverse else iter(last), show)
+                if error is not None:
+                    raise error
             if follow:
-                _follow(walk, since, show)
+                _follow(walk, since, show, followed)
         except JournalCorrupt as error:
             raise damaged(error, journal) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
@@ -182,22 +182,12 @@ def _print(lines: Iterator[Line], show: Callable[[Line], str]) -> bool:
     return found
 
 
-def _print_last(lines: Iterator[Line], show: Callable[[Line], str], limit: int | None, reverse: bool) -> bool:
-    """Print the last lines, in either order; where the journal can't be read on, the last ones before that."""
-    kept: deque[Line] = deque(maxlen=limit)
-    try:
-        kept.extend(lines)
-    finally:
-        for line in reversed(kept) if reverse else kept:
-            write(show(line))
-    return bool(kept)
-
-
-def _follow(walk: Walk, since: int, show: Callable[[Line], str]) -> None:
+def _follow(walk: Walk, since: int, show: Callable[[Line], str], followed: Followed) -> None:
     """Print what is appended, until interrupted."""
     while True:
         sys.stdout.flush()
         time.sleep(_POLL_S)
+        followed.check()
         if walk.look_again():
             _print(walk.lines(since, walk.end), show)
 

@@ -76,4 +76,5 @@ def position_of(timeline: Timeline, place: Place | None, journal: str) -> int:
     try:
         return timeline.position_of_step(place.value)
     except NotFound as error:
-        raise Complaint(str(error), hint, NOT_SO) from error
+        last = typed("log", journal, options=("--kind", "StepScheduled", "-n", 1))
+        raise Complaint(str(error), f"`{last}` shows the last step", NOT_SO) from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import reading, verb, write
+from refold.engine.cli.console import reading, remembered, verb, write
 from refold.engine.cli.failures import NOT_SO, Complaint
 from refold.engine.cli.typed import typed
 
@@ -22,7 +22,7 @@ EXAMPLES = """Examples:
     help="The head to prove it by; the journal's end without.",
 )
 @click.option("--content", is_flag=True, help="Disclose what the record says, and prove that too.")
-@click.argument("journal")
+@click.argument("journal", callback=remembered)
 @click.argument("position", type=click.IntRange(0, 2**62))
 def command(head: Path | None, content: bool, journal: str, position: int) -> None:
     """Prove that the record at POSITION is in the journal, to somebody who has only its head.

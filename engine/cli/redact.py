@@ -2,7 +2,7 @@
 
 import click
 
-from refold.engine.cli.console import note, require_journal, verb, write, write_json
+from refold.engine.cli.console import note, remembered, require_journal, verb, write, write_json
 from refold.engine.history.plain import count, safe
 
 EXAMPLES = """Examples:
@@ -16,7 +16,7 @@ Exit status: 0 erased, 1 no such request, 3 there is no journal, 2 the request i
 @verb("redact", EXAMPLES)
 @click.option("--reason", default="", metavar="TEXT", help="Who asked, and why; goes into the journal.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line (NDJSON).")
-@click.argument("journal")
+@click.argument("journal", callback=remembered)
 @click.argument("request_id", metavar="REQUEST_ID")
 def command(reason: str, as_json: bool, journal: str, request_id: str) -> None:
     """Erase the prompt and the output of a finished request from every record, for good.

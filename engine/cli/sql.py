@@ -5,7 +5,7 @@ import sys
 import click
 
 from refold.engine.cli.answers import answer_options, asking, show
-from refold.engine.cli.console import verb
+from refold.engine.cli.console import remembered, verb
 from refold.engine.cli.failures import Complaint
 from refold.engine.cli.typed import typed
 from refold.journal.errors import Rejected
@@ -20,7 +20,7 @@ EXAMPLES = """Examples:
 
 @verb("sql", EXAMPLES)
 @answer_options
-@click.argument("journal")
+@click.argument("journal", callback=remembered)
 @click.argument("statement")
 def command(journal: str, statement: str, as_json: bool, as_csv: bool, as_is: bool) -> None:
     """Ask a journal one SELECT, after projecting what was appended since the last time. - reads it from stdin.

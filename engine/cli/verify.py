@@ -17,7 +17,7 @@ from refold.engine.cli.console import (
     write,
     write_json,
 )
-from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damage_hint
+from refold.engine.cli.failures import NOT_SO, UNREADABLE, USAGE, Complaint, damage_hint
 from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.cli.typed import typed
@@ -89,7 +89,11 @@ def _kept_head(text: str | None, key: Path | None) -> ExportedHead | None:
         if key is not None:
             raise Complaint("--key needs a --head in a file, which it signed", "`refold head --key` writes one")
         return None if text is None else export(DEFAULT_STREAM, _head_in_words(text), 0)
-    return read_head(Path(text), key)
+    kept = read_head(Path(text), key)
+    if kept.stream != DEFAULT_STREAM:
+        line = f"{text} is the head of stream {kept.stream!a}, and verify reads {DEFAULT_STREAM!r}"
+        raise Complaint(line, f"give a head of {DEFAULT_STREAM!r}, such as `refold head` writes", USAGE)
+    return kept
 
 
 def _head_in_words(text: str) -> Head:

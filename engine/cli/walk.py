@@ -1,10 +1,12 @@
 """A walk along a journal that finds the events which somebody asked for, and checks the hash chain on the way."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from refold.engine.history.relations import Names, handles_of, steps_of
 from refold.journal.codec import decode
+from refold.journal.errors import JournalError
 from refold.journal.events import (
     ContentRedacted,
     EngineClosed,
@@ -64,6 +66,20 @@ class Walk:
         return self._head.position
 
     @property
+    def reached(self) -> int:
+        """How far the walk has come: every record before this position was read, and follows from the one before it."""
+        return self._at.position
+
+    @property
+    def finds_all(self) -> bool:
+        """Whether every event is wanted."""
+        return self._wanted == EVERYTHING
+
+    def anew(self) -> "Walk":
+        """A walk for the same, from the start."""
+        return Walk(self._reader, self._names, self._wanted)
+
+    @property
     def is_open(self) -> bool:
         """Whether the last record of an engine walked over is one of an engine that has not closed."""
         return self._last is not None and not any(type(event) is EngineClosed for event in decode(self._last))
@@ -110,6 +126,24 @@ class Walk:
             if not _is_between_lives(record):
                 self._last = record
             yield record
+
+
+def last_lines(walk: Walk, since: int, stop: int, limit: int | None) -> tuple[deque[Line], JournalError | None]:
+    """The last lines, all without a limit. Where the journal can't be read on, the last ones before that, and why it can't.
+
+    Events are decoded only where they may be among the last: each record has at least one. Of a journal that ends sooner than it
+    should, they lie further back, and it's walked along again.
+    """
+    lines: deque[Line] = deque(maxlen=limit)
+    begin = max(since, stop - limit) if walk.finds_all and limit is not None else since
+    try:
+        lines.extend(walk.lines(begin, stop))
+    except JournalError as error:
+        if begin > since and limit is not None:
+            lines.clear()
+            lines.extend(walk.anew().lines(max(since, walk.reached - limit), walk.reached))
+        return lines, error
+    return lines, None
 
 
 def _is_between_lives(record: Record) -> bool:

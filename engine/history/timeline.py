@@ -231,7 +231,7 @@ class Timeline:
         found = bisect_left(range(self._length), True, key=lambda p: self._step_from(p)[0] >= step)
         if found < self._length:
             number, position = self._step_from(found)
-            if number == step:
+            if number == step and position < self._length:
                 return position
         raise NotFound(f"step {step}: the journal has no such step")
 

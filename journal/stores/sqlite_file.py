@@ -31,6 +31,7 @@ TABLE_VERSION = 6  # the number of the newest migration
 BUSY_TIMEOUT_S = 5.0
 
 _OUR_TABLES = {"journal_streams", "journal_records"}
+_READ_TABLES = ("journal_streams", "journal_records", "journal_archives")
 ORPHANED_SQL = "SELECT EXISTS (SELECT 1 FROM journal_records) AND NOT EXISTS (SELECT 1 FROM journal_streams)"
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another program holds its lock; close that program and try again",
@@ -111,16 +112,27 @@ def check_pages(connection: sqlite3.Connection, path: Path) -> None:
     """Every page of the file is in its place, those that no record is on too. Some 1 ms per MB.
 
     Raises:
-        JournalCorrupt: a page isn't.
+        JournalCorrupt: a page isn't; kind `unindexed` if it's of no table that a reader of records needs.
         sqlite3.Error, UnicodeDecodeError: SQLite can't read it.
     """
-    _require_ok(connection, path, "PRAGMA integrity_check(1)")
+    if (found := _found_by(connection, "PRAGMA integrity_check(1)")) == "ok":
+        return
+    if any(_found_by(connection, f"PRAGMA integrity_check({table})") != "ok" for table in _READ_TABLES):
+        raise _damaged(path, found)
+    copying = f"`refold copy {shlex.quote(str(path))} NEW` makes a whole journal of the records"
+    raise JournalCorrupt(
+        f"{path} is damaged where no record is ({found}; unindexed): {copying}", position=0, kind="unindexed"
+    )
 
 
 def _require_ok(connection: sqlite3.Connection, path: Path, check: str) -> None:
+    if (found := _found_by(connection, check)) != "ok":
+        raise _damaged(path, found)
+
+
+def _found_by(connection: sqlite3.Connection, check: str) -> str:
     (found,) = connection.execute(check).fetchone()
-    if found != "ok":
-        raise _damaged(path, " ".join(found.split())[:200])
+    return " ".join(found.split())[:200]
 
 
 def look_at(path: Path) -> FileState:

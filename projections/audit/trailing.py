@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from refold.journal.codec import decode
+from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import EMPTY_HEAD, GENESIS_HASH, Head, Record, head_after
 from refold.journal.store import JournalReader
@@ -146,13 +147,20 @@ class TrailingProjection:
     # -- one batch ----------------------------------------------------------------------------------------------------
 
     def _batch(self, before: Checkpoint, stop: int, on_record: Callable[[], None] | None) -> Batch | None:
-        """Project one batch; None if the checkpoint was moved by somebody else."""
-        self._story = story = self._story or self._remember(before)
+        """Project one batch; None if the checkpoint was moved by somebody else.
+
+        What happened before is remembered if there's a record to go on with: behind damage there's none, however often it is looked for.
+        """
         rows, damage = Rows(before.projection_id), None
         head = Head(before.position, bytes.fromhex(before.head_hash) or GENESIS_HASH, before.engine_epoch)
+        if self._story is None and self._has_next(head):
+            self._story = self._remember(before)
+        story = self._story
         last: Record | None = None
         try:
             for record in self._records(head, stop):
+                if story is None:  # it was mended this moment: the next batch begins with it
+                    break
                 project(story, rows, record, decode(record))
                 last, head = record, head_after(record)
                 if on_record is not None:
@@ -166,19 +174,25 @@ class TrailingProjection:
             head_hash=head.hash.hex(),
             engine_epoch=head.engine_epoch,
             time_ns=before.time_ns if last is None else last.time_ns,
-            num_events=story.num_events,
-            num_request_events=story.num_request_events,
+            num_events=before.num_events if story is None else story.num_events,
+            num_request_events=before.num_request_events if story is None else story.num_request_events,
             journal_head=max(stop, head.position),
             damage=None if damage is None else " ".join(str(damage).split()),
             damage_position=None if damage is None else damage.position,
         )
         saved = None
-        if after.position - before.state_position >= _SAVE_EVERY_RECORDS:
+        if story is not None and after.position - before.state_position >= _SAVE_EVERY_RECORDS:
             after, saved = after._replace(state_position=after.position), pack(story)
-        changes = rows.changes(story)
+        changes = [] if story is None else rows.changes(story)
         if not self._writer.commit(before, after, changes, rows.redacted, saved):
             return None
         return Batch(after, after.position - before.position, sum(len(change.rows) for change in changes))
+
+    def _has_next(self, head: Head) -> bool:
+        try:
+            return any(True for _ in verified_part(self._reader, self._stream, head, head.position + 1))
+        except JournalCorrupt:
+            return False
 
     def _records(self, head: Head, stop: int) -> Iterator[Record]:
         """All of them, checked.
@@ -186,5 +200,19 @@ class TrailingProjection:
         Raises:
             JournalCorrupt: one isn't what was written, or the stream ends before `stop`.
         """
-        expect = self._end if stop == self._end.position else None
-        return verified_part(self._reader, self._stream, head, stop, expect)
+        is_whole = stop == self._end.position
+        yield from verified_part(self._reader, self._stream, head, stop, self._end if is_whole else None)
+        if is_whole:
+            self._check_end()
+
+    def _check_end(self) -> None:
+        """See to it that nothing proves a loss behind the stream's end. One that nobody vouches for proves none.
+
+        Raises:
+            EndInDoubt: something does.
+        """
+        try:
+            check_end(self._reader, self._stream)
+        except EndInDoubt as error:
+            if error.kind != "unmarked":
+                raise

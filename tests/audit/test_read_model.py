@@ -15,6 +15,7 @@ from refold.engine.redacting import redact_at_rest
 from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.stores import open_reader
 from refold.journal.stores.sqlite_marks import mark_file
+from refold.journal.stores.sqlite_reader import SqliteReader
 from refold.projections.audit.beside import path_beside
 from refold.projections.audit.catalogue import VIEWS
 from refold.projections.audit.schema import FACTS, bucket_of
@@ -108,6 +109,51 @@ def test_of_a_damaged_journal_what_comes_before_the_damage_can_be_asked(tmp_path
         assert ask("SELECT rule, position FROM violations") == [("damage", 50)]
         assert ask("SELECT COUNT(*) FROM requests") > [(0,)]
     assert catch_up(place_of(url)) == [done]
+
+
+class _Watched(SqliteReader):
+    """Notes which records are read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.positions: list[int] = []
+
+    def read(self, stream="main", start=0, stop=None):
+        for record in super().read(stream, start, stop):
+            self.positions.append(record.position)
+            yield record
+
+
+def changed(url: str, position: int, old: str, new: str) -> None:
+    with contextlib.closing(sqlite3.connect(url)) as connection, connection:
+        connection.execute(
+            "UPDATE journal_records SET body = replace(body, ?, ?) WHERE position = ?", (old, new, position)
+        )
+
+
+def test_a_damaged_journal_that_is_asked_again_is_read_from_the_damage_on(tmp_path):
+    url = write(path_url(tmp_path), LIFE)
+    changed(url, 50, "handles", "handlez")
+    project(url)
+    before = contents(url, ["audit_projections", *TABLES])
+    reader, writer = _Watched(Path(url)), writer_of(url)
+    (batch,) = TrailingProjection(reader, writer, "main").catch_up()
+    reader.close()
+    writer.close()
+    assert (batch.num_records, batch.num_rows, batch.checkpoint.position) == (0, 0, 50)
+    assert min(reader.positions) == 49, "the last one projected, to see that it's the same journal"
+    assert contents(url, ["audit_projections", *TABLES]) == before
+
+
+def test_a_damaged_journal_that_is_whole_again_is_projected_on(tmp_path):
+    url = write(path_url(tmp_path), LIFE)
+    changed(url, 50, "handles", "handlez")
+    project(url)
+    project(url)
+    changed(url, 50, "handlez", "handles")
+    project(url)
+    (tmp_path / "other").mkdir()
+    assert contents(url, TABLES) == contents(audited(path_url(tmp_path / "other"), LIFE), TABLES)
 
 
 def test_an_event_that_contradicts_those_before_it_is_a_violation_and_the_rest_is_projected(tmp_path):

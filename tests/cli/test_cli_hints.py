@@ -139,6 +139,17 @@ def test_damage_is_said_in_one_line_after_what_is_sound_with_commands_that_work(
         assert int(done.stdout.splitlines()[-1].split()[0]) == position - 1
 
 
+@pytest.mark.parametrize("verb", ["redact {} req-1", "prove {} 40", "capsule {} {}.capsule", "head {}"])
+def test_whatever_verb_meets_damage_the_line_and_the_command_name_the_journal(journal: Path, verb: str) -> None:
+    change(journal, DAMAGES["edited"][0])
+    result = refold(*[word.format(journal) for word in verb.split()])
+    assert result.exit_code == 3, result.stdout
+    line, hint = result.stderr.splitlines()
+    assert line.startswith(f"refold: {journal}: record 30 ")
+    (command,) = printed(hint)
+    assert in_shell(command, journal.parent).returncode == 0, command
+
+
 def test_log_prints_the_records_before_the_damage_and_none_behind_it(journal: Path) -> None:
     whole = refold("log", journal).stdout.splitlines()
     before = [line for line in whole if int(line.split()[0]) < 30]
@@ -627,3 +638,38 @@ def test_bisect_refuses_a_range_with_nothing_in_it(tmp_path):
     told = refold("bisect", "--python", "True", "--from", "9", "--to", "4", journal)
     assert told.exit_code == 2
     assert "--from is record 9 and --to is record 4: there is none between them" in told.stderr
+
+
+@pytest.mark.parametrize("verb", ["log {}", "verify {}", "audit requests {}", "sql {} 'SELECT 1'", "audit follow {}"])
+def test_an_empty_folder_is_told_with_both_ways_out(tmp_path: Path, verb: str) -> None:
+    """A container that is given a file which isn't there gets such a folder."""
+    folder = tmp_path / "it's a j.db"
+    folder.mkdir()
+    told = refold(*shlex.split(verb.format(shlex.quote(str(folder)))))
+    assert told.exit_code == 3
+    line, hint = told.stderr.splitlines()
+    assert line == f"refold: {folder} is an empty folder, and no journal yet"
+    removing, making = re.findall(r"`([^`]*)`", hint)
+    assert in_shell(removing, tmp_path).returncode == 0
+    assert not folder.exists()
+    folder.mkdir()
+    assert in_shell(making, tmp_path).returncode == 0
+    assert refold("verify", folder).exit_code == 0
+
+
+def test_a_file_without_tables_is_told_alike_by_those_who_ask_in_sql(tmp_path: Path) -> None:
+    (tmp_path / "new.db").touch()
+    told = [refold(*verb, tmp_path / "new.db", *more).stderr for verb, more in ((["log"], []), (["sql"], ["SELECT 1"]))]
+    assert told[0] == told[1]
+    assert "it has no tables yet" in told[0]
+
+
+@pytest.mark.parametrize("step", [99_999, 2**62, 10**30])
+def test_a_step_that_is_not_there_names_the_command_for_the_last(journal: Path, step: int) -> None:
+    told = refold("show", "--at", f"step:{step}", journal)
+    assert told.exit_code == 1
+    assert re.match(r"refold: step \d+: the journal has no such step\n", told.stderr)
+    (command,) = printed(told.stderr)
+    shown = in_shell(command, journal.parent)
+    assert len(shown.stdout.splitlines()) == 1
+    assert "step " in shown.stdout

@@ -161,3 +161,11 @@ def test_an_erased_record_that_nobody_attests_is_named(journal):
     result = refold("verify", journal)
     assert result.exit_code == 3
     assert "at record 4" in result.stderr
+
+
+def test_the_head_of_another_stream_is_refused_and_no_record_is_called_edited(journal, head):
+    head.write_text(head.read_text().replace('"stream":"main"', '"stream":"engine-7"'))
+    told = refold("verify", "--head", head, journal)
+    assert told.exit_code == 2
+    assert_one_line_and_a_hint(told.stderr)
+    assert told.stderr.startswith(f"refold: {head} is the head of stream 'engine-7', and verify reads 'main'\n")

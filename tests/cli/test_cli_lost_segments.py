@@ -242,7 +242,7 @@ def test_a_copy_that_meets_damage_in_the_middle_says_how_many_records_it_has(jou
     assert copied.exit_code == 3
     assert_one_line_and_a_hint(copied.stderr)
     assert copied.stderr.endswith(
-        f"; {target} has {first} records of stream main: the same command goes on from there\n"
+        f"; {target} has {first} records of stream main, which are whole: `refold copy BACKUP {target}` goes on from there\n"
     )
     (report,) = rows(copied.stdout)
     assert (report["ok"], report["num_records"]) == (False, first)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,38 @@ def rejected_line(call: Callable[[], Any]) -> str:
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     return str(caught.value)
+
+
+class Level(IntEnum):
+    """What a host may number its tenants' priorities, and the tokens of its model, with."""
+
+    URGENT = -5
+    BOS = 1
+    FAR = 999_999
+
+
+def test_an_int_enum_is_the_integer_that_it_is(tmp_path: Path) -> None:
+    journal = str(tmp_path / "journal.db")
+    with Engine("simulated?vocab=1000", journal) as engine:
+        sampling = SamplingParams(max_tokens=Level.BOS, seed=Level.BOS)
+        engine.enqueue([Level.BOS, 2], sampling, request_id="a", priority=Level.URGENT)
+        engine.wait(["a"])
+        assert "prompt token <Level.FAR: 999999> at index 0" in rejected_line(lambda: engine.enqueue([Level.FAR]))
+    (submitted,) = [e for e in lawful_events(open_reader(journal)) if isinstance(e, RequestSubmitted)]
+    assert (submitted.priority, submitted.prompt_token_ids) == (-5, [1, 2])
+    assert {type(each) for each in (submitted.priority, *submitted.prompt_token_ids)} == {int}
+
+
+def test_a_stream_is_resumed_after_an_int_enum(tmp_path: Path) -> None:
+    async def tokens() -> list[list[int]]:
+        async with Engine(MODEL, str(tmp_path / "journal.db")) as engine:
+            await engine.submit([1, 2], SamplingParams(max_tokens=4, seed=1, ignore_eos=True), request_id="a")
+            whole = joined(await collect(engine.resume("a")))
+            return [whole, joined(await collect(engine.resume("a", after=Level.BOS)), first=2)]
+
+    whole, rest = asyncio.run(tokens())
+    assert rest == whole[2:]
+    assert rest
 
 
 def test_a_prompt_that_cant_be_is_rejected_and_leaves_no_trace(watched: Engine) -> None:
