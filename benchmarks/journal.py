@@ -46,7 +46,7 @@ from refold.scheduler.commands import ScheduleStep
 _STEPS_PER_TURN = 8
 _SALT = "0123456789abcdef"
 _BULK_RECORDS = 2000
-_FIRST_TOKEN_TURNS = 12
+_FIRST_TOKEN_TURNS = 30
 
 
 def recorded(num_records: int) -> tuple[list[list[Event]], list[list[Event]]]:
