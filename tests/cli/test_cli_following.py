@@ -46,8 +46,10 @@ def test_whoever_follows_a_journal_is_told_when_its_place_has_another_or_none(
 
 
 def test_a_journal_that_is_compacted_and_written_on_is_followed_all_the_same(journal: str, tmp_path: Path) -> None:
-    child = process("copy", "--follow", journal, f"{tmp_path}/replica.db")
-    eventually(lambda: Path(f"{tmp_path}/replica.db").exists(), 90)
+    copied = tmp_path / "copied"
+    with copied.open("wb") as out:
+        child = process("copy", "--follow", journal, f"{tmp_path}/replica.db", stdout=out)
+    eventually(lambda: copied.read_bytes() != b"", 90)
     assert refold("compact", journal).exit_code == 0
     with Engine("simulated", journal) as engine:
         engine.run(["more"])
