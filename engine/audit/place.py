@@ -18,6 +18,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
 from refold.journal.stores.location import file_path, locate, shown
+from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.verify import Inspected
 from refold.projections.audit import beside
 from refold.projections.audit.trailing import Batch, TrailingProjection
@@ -46,7 +47,7 @@ def place_of(journal: str) -> Place:
     """Where the read model of a journal belongs.
 
     Raises:
-        JournalError: the journal is in another process's memory, or nowhere.
+        JournalError: the journal is in another process's memory, or nowhere; or what has the read model's name is no file.
     """
     location = locate(journal)
     if location.kind == "postgresql":
@@ -56,7 +57,12 @@ def place_of(journal: str) -> Place:
     path = file_path(location)
     if location.kind == "sqlite":
         return Place(journal, path, None)
-    return Place(journal, beside.path_beside(path), None, is_own_file=True)
+    model = beside.path_beside(path)
+    try:
+        check_is_file(model)
+    except NoFile as error:
+        raise JournalError(error.line) from error
+    return Place(journal, model, None, is_own_file=True)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def known_beside(journal: str) -> list[tuple[str, int, str]]:
     """
     location = locate(journal)
     model = None if location.kind != "segments" or location.path is None else beside.path_beside(location.path)
-    return [] if model is None or not model.exists() else _known(model)
+    return _known(model) if model is not None and model.is_file() else []
 
 
 def _known(model: Path) -> list[tuple[str, int, str]]:

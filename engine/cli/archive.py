@@ -66,6 +66,7 @@ def command(
     from refold.journal.stores import open_store
 
     with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
+        _check(reader, stream)
         stop = _position(reader, stream, until, position_at_time)
         todo = stop - border_of(reader, stream).position
     store = open_store(journal)
@@ -80,6 +81,14 @@ def command(
     finally:
         store.close()
     _say(archive, deleted, as_json)
+
+
+def _check(reader: "JournalReader", stream: str) -> None:
+    """Of a damaged journal nothing is moved, and it isn't opened for writing, which would change it. Raises as `check_kept`."""
+    from refold.engine.history.kept import check_kept
+
+    with bar("checking", reader.head(stream).position, "records") as progress:
+        check_kept(reader, stream, progress.advance)
 
 
 def _adopt(journal: str, stream: str, folder: Path, *, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from refold.engine.cli.console import (
     named,
     painter,
     reading,
+    streams_of,
     tell_doubt,
     verb,
     write,
@@ -22,13 +23,16 @@ from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.cli.typed import typed
 from refold.engine.history.heads import ExportedHead, check_root, export, read_head
-from refold.engine.history.plain import count
+from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import Contradiction
 from refold.engine.history.verify import Verdict, format_head, parse_head, verify_journal
 from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.record import Head
 from refold.journal.store import DEFAULT_STREAM
 from refold.scheduler.laws import LAWS
+
+if TYPE_CHECKING:
+    from refold.journal.store import JournalReader
 
 EXAMPLES = """Examples:
   refold verify                        ./refold.db
@@ -57,6 +61,8 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
 
     In a journal of more than 2,000 records the laws of the state are checked at intervals, and a violation is then traced to
     its first event; --every-event checks after each.
+
+    Of streams other than 'main' the chain is checked, and no laws.
     """
     kept = _kept_head(head, key)
     expect = None if kept is None else kept.head
@@ -71,16 +77,42 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
                     check_root(reader, kept)
         except (JournalCorrupt, Contradiction) as error:
             if as_json:
-                write_json(_failure(error))
+                write_json(_failure(error, DEFAULT_STREAM))
             raise _complaint(error, journal) from error
+        others = _others(reader, as_json=as_json)
     if as_json:
-        write_json(_success(verdict))
-    elif not verdict.num_records:
+        write_json(_success(verdict) | {"other_streams": others})
+    elif not verdict.num_records and not others:
         write(
             f"empty: no record is in {named(journal)}, so nothing was verified; one that was emptied looks like a new one"
         )
     else:
-        _print(verdict, journal)
+        _print(verdict, journal, others)
+
+
+def _others(reader: "JournalReader", *, as_json: bool) -> dict[str, int]:
+    """The other streams' records, each checked against the one before: how many there are, by name.
+
+    Raises:
+        Complaint: one is damaged.
+    """
+    from refold.engine.history.kept import check_kept
+
+    found = dict[str, int]()
+    for stream in sorted(streams_of(reader)):
+        if stream == DEFAULT_STREAM:
+            continue
+        try:
+            with bar(f"verifying {safe(stream)}", reader.head(stream).position, "records") as progress:
+                found[stream] = check_kept(reader, stream, progress.advance)[1].position
+        except JournalCorrupt as error:
+            if as_json:
+                write_json(_failure(error, stream))
+            line = f"{error.kind} at record {error.position} of stream {safe(stream)!r}: {error}"
+            raise Complaint(
+                line, f"stream {DEFAULT_STREAM!r} is whole; restore this one from a backup", UNREADABLE
+            ) from error
+    return found
 
 
 def _kept_head(text: str | None, key: Path | None) -> ExportedHead | None:
@@ -127,12 +159,13 @@ def _success(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _failure(error: JournalCorrupt | Contradiction) -> dict[str, Any]:
+def _failure(error: JournalCorrupt | Contradiction, stream: str) -> dict[str, Any]:
     kind = error.kind if isinstance(error, JournalCorrupt) else "violated"
     law = error.law if isinstance(error, Contradiction) else None
     return {
         "schema": "refold.verify/1",
         "ok": False,
+        "stream": stream,
         "position": error.position,
         "kind": kind,
         "law": law,
@@ -155,10 +188,11 @@ def _complaint(error: JournalCorrupt | Contradiction, journal: str) -> Complaint
     return Complaint(f"{error.kind} at record {error.position}: {error}", damage_hint(error, journal), UNREADABLE)
 
 
-def _print(verdict: Verdict, journal: str) -> None:
+def _print(verdict: Verdict, journal: str, others: dict[str, int]) -> None:
     paint = painter(sys.stdout)
     write(paint("verified", fg="green", bold=True) + f": {named(journal)} is whole, and every law was kept")
-    for name, words in [*_lines(verdict), *quarantine_line(len(verdict.state.suspicion.quarantined), journal)]:
+    more = [("stream", f"{safe(stream)}: {count(size, 'record')}, chain whole") for stream, size in others.items()]
+    for name, words in [*_lines(verdict), *quarantine_line(len(verdict.state.suspicion.quarantined), journal), *more]:
         write(f"  {name:<10}{words}")
     again = typed("verify", journal, options=("--head", format_head(verdict.head)))
     write(paint(f"  keep the head: `{again}` finds a tail that was cut off", dim=True))

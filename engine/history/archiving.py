@@ -9,12 +9,14 @@ before the head always stays: it says where the journal ends.
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from refold.engine.folding import head_before, nearest, snapshot_of, warn_of_doubt
 from refold.engine.opening import fold_on
 from refold.engine.snapshotting import thin_out
 from refold.journal.archives import Archive, ArchivingStore, border_of
+from refold.journal.contents import Attestation
 from refold.journal.errors import JournalCorrupt, JournalError, Rejected
 from refold.journal.naming import naming
 from refold.journal.record import Head, Record, follows, head_after
@@ -53,7 +55,8 @@ def archive_until(
     """Move the records before `stop` to a file in `folder`; None if there is nothing to move. The stream is open for this.
 
     Raises:
-        Rejected: `stop` is beyond the record that must stay, or the folder holds another file of that name.
+        Rejected: `stop` is beyond the record that must stay, or the folder holds another file of that name, or one in which
+            something is erased that isn't here, or the other way round.
         JournalCorrupt: a record is damaged; nothing was moved.
         JournalError: a store or the folder failed.
     """
@@ -88,7 +91,7 @@ def adopt_archives(store: JournalStore, stream: str, folder: Path) -> list[Archi
     """List a stream's archives anew, if its list is lost: the files in `folder` that lead to its records. It's open for this.
 
     Raises:
-        Rejected: the files don't lead to where the stream's own records begin.
+        Rejected: the files don't lead to where the stream's own records begin, or have what was redacted since.
         JournalCorrupt: a file isn't what was written.
         JournalError: the store or a file failed.
     """
@@ -109,6 +112,7 @@ def adopt_archives(store: JournalStore, stream: str, folder: Path) -> list[Archi
             f"the archives in {folder} end with record {head.position - 1}, and the stream doesn't go on from there: name the "
             "folder with all of them"
         )
+    _check_attested(store, stream, found)
     for archive in found:
         store.add_archive(stream, archive)
     return found
@@ -189,6 +193,7 @@ def _write(
             _check(path, start, goal)
         except JournalError as error:
             raise Rejected(f"{path} exists and holds something else ({error}): name another folder") from error
+        _check_says_the_same(path, store, stream, start, goal)
     else:
         records = store.read(stream, start.position, goal.position)
         with naming(store):
@@ -213,6 +218,44 @@ def _check(path: Path, start: Head, goal: Head) -> None:
             position=start.position + count,
             kind="truncated",
         )
+
+
+def _check_says_the_same(path: Path, store: JournalStore, stream: str, start: Head, goal: Head) -> None:
+    """The chain holds whether content was erased or not: what an older file still says mustn't come back, nor what it has lost be lost here.
+
+    Raises:
+        Rejected: it says something else than the journal.
+    """
+    from refold.journal.archive_file import read_archive  # noqa: PLC0415 - only who archives needs it
+
+    ours = verified(store.read(stream, start.position, goal.position), start, goal, is_whole=False)
+    for there, here in zip(read_archive(path), ours, strict=True):
+        if there.content != here.content:
+            raise Rejected(
+                f"{path} exists, and of record {here.position} it has another content than the journal: one of the two was redacted "
+                "since; remove that file, if it is an older one of this journal, or name another folder"
+            )
+
+
+def _check_attested(store: JournalStore, stream: str, found: list[Archive]) -> None:
+    """What archives have lost, or have still, is what the records behind them say was redacted.
+
+    Raises:
+        Rejected: it isn't.
+    """
+    from refold.journal.archive_file import read_archive  # noqa: PLC0415 - only who archives needs it
+
+    contents = Attestation(found[0].start)
+    archived = chain.from_iterable(read_archive(Path(archive.path)) for archive in found)
+    try:
+        for record in chain(archived, store.read(stream, found[-1].stop)):
+            contents.observe(record)
+        contents.settle()
+    except JournalCorrupt as error:
+        raise Rejected(
+            f"these archives aren't those of this journal as it is now: {error}; name a folder with archives that were written after "
+            "the last redaction"
+        ) from error
 
 
 def _counted(records: Iterator[Record], on_records: Callable[[int], None]) -> Iterator[Record]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from refold.engine.engine import Engine
+from tests.cli.command import finished, refold
 
 # Each in a process of its own, for one that hangs can't be ended from inside. `SAID` separates what the verbs said.
 ASK = """
@@ -123,3 +124,18 @@ def test_in_the_place_of_a_sqlite_mark_it_vouches_for_nothing(journals: Path, ki
         assert status == 0, (verb, text)
         if verb in {"verify", "run"}:
             assert f"is a {kind}" in text, verb
+
+
+@pytest.mark.parametrize(
+    ("verb", "status"), [("verify", 0), ("copy", 0), ("audit requests", 3), ("sql", 3), ("run --audit", 0)]
+)
+def test_a_pipe_in_the_place_of_a_read_model_keeps_nobody_waiting(tmp_path: Path, verb: str, status: int) -> None:
+    run = ("run", "--model", "simulated", "--journal", f"{tmp_path}/x/")
+    assert refold(*run, "hello").exit_code == 0
+    os.mkfifo(tmp_path / "x.audit.db")
+    more = {"copy": (f"{tmp_path}/copy.db",), "sql": ("SELECT 1",)}.get(verb, ())
+    command = (*run, "--audit", "more") if verb == "run --audit" else (*verb.split(), f"{tmp_path}/x/", *more)
+    code, _, stderr = finished(*command)
+    assert code == status, stderr
+    if verb not in {"verify", "copy"}:  # a run goes on without, and says so
+        assert "x.audit.db is a FIFO, where a file should be: move it away" in stderr
