@@ -169,9 +169,11 @@ def engine_cost(folder: Path, num_requests: int = 256, num_steps: int = 400) -> 
         on += _measure_with(path, num_requests, num_steps)
     raw: list[float] = []
     journals = {"": ("memory:", "synced")} | {how: (str(folder / f"{how}.db"), how) for how in ("synced", "buffered")}
-    first = first_tokens(
-        journals, _FIRST_TOKEN_TURNS, 100, after_turn=lambda: raw.extend(lone_commits(folder / "raw.db", 100))
-    )
+
+    def alone() -> None:
+        raw.extend(lone_commits(folder / f"raw{len(raw)}.db", 100))
+
+    first = first_tokens(journals, _FIRST_TOKEN_TURNS, 100, after_turn=alone)
     tokens = num_requests * num_steps
     reader = open_reader(str(path))
     archive = write_archive(folder / "archive", "main", reader.read())
