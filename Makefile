@@ -33,7 +33,7 @@ PLANTEDARGS ?=
 FAULTS := kill torn flip disk lock postgres clock race
 
 .PHONY: help demo compiled worker-kills segment-faults test lint format typecheck imports migrations-check package-check docs check bench simulate faults traces \
-	fuzz planted-journals crash determinism mixes golden exhaustive clean fault-matrix $(FAULTS:%=fault-%)
+	fuzz planted-journals crash determinism mixes golden clean fault-matrix $(FAULTS:%=fault-%)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -157,10 +157,6 @@ traces: $(STAMP_OF_FORM)  ## two production traces through the core, whole, unde
 fault-matrix: $(FAULTS:%=fault-%)  ## every row of the fault matrix, on every store, whole (half an hour)
 $(FAULTS:%=fault-%): fault-%: $(VENV)/.stamp-dev
 	@nice $(BIN)/python -m tests.reliability.matrix $* --page docs/reliability.md $(FAULTARGS)
-
-exhaustive: $(VENV)/.stamp-dev  ## every bit and every prompt, where the test suite takes a share of them (minutes)
-	@REFOLD_EXHAUSTIVE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) tests/journal/test_verify.py tests/journal/test_segment_damage.py \
-	  tests/gpu/test_golden_tokens.py tests/gpu/test_native_step.py $(TESTARGS)
 
 golden: $(VENV)/.stamp-dev  ## every golden token under every schedule, on the real model (minutes)
 	@$(BIN)/python -m pytest -m golden -s $(TESTARGS)

@@ -1,7 +1,4 @@
-"""Whatever is done to a stored journal, the verifier names the first bad position, and what kind of damage it is.
-
-Every byte is tried; `make exhaustive` tries every bit of each.
-"""
+"""Whatever is done to a stored journal, the verifier names the first bad position, and what kind of damage it is."""
 
 import sqlite3
 
@@ -15,7 +12,8 @@ from refold.journal.stores.memory import MemoryStore
 from refold.journal.stores.sql import SqlStore
 from refold.journal.testing import make_records
 from refold.journal.verify import read_verified, verified, verify_stream
-from tests.kit.share import bits_at, one_of
+
+BITS = [1 << bit for bit in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +72,14 @@ def test_an_untouched_journal_is_fine(path, head):
 
 @pytest.mark.parametrize("position", [0, 3, 5])
 @pytest.mark.parametrize("column", ["body", "content", "hash"])
-def test_a_flipped_bit_of_any_byte_of_a_body_a_content_and_a_hash_is_found(path, column, position):
+def test_every_flipped_bit_of_a_body_a_content_and_a_hash_is_found(path, column, position):
     connection = sqlite3.connect(path, isolation_level=None)
     where = f"WHERE position = {position}"
     (value,) = connection.execute(f"SELECT CAST({column} AS BLOB) FROM journal_records {where}").fetchone()
     kind = "BLOB" if column == "hash" else "TEXT"
     for index in range(len(value)):
-        for mask in bits_at(index + position):
-            flipped = value[:index] + bytes([value[index] ^ mask]) + value[index + 1 :]
+        for bit in BITS if position == 3 else BITS[index % 8 : index % 8 + 1]:
+            flipped = value[:index] + bytes([value[index] ^ bit]) + value[index + 1 :]
             connection.execute(f"UPDATE journal_records SET {column} = CAST(? AS {kind}) {where}", (flipped,))
             assert found(path) == (position, "edited")
     connection.close()
@@ -105,7 +103,7 @@ def test_every_flipped_byte_of_a_row_in_the_raw_file_is_found(path, original):
     assert original.index(content) == original.index(body) + len(body) + 32
     start = original.index(body)
     for index in range(start - 24, start + len(body) + 32 + len(content)):
-        for mask in one_of((1, 0x80, 0xFF), index):
+        for mask in (1, 0x80, 0xFF):
             path.write_bytes(original[:index] + bytes([original[index] ^ mask]) + original[index + 1 :])
             with pytest.raises(JournalError):
                 verify_stream(open_reader(str(path)))
