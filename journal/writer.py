@@ -88,9 +88,8 @@ class JournalWriter:
             max_pending_bytes: as well from here on: a few records may be large.
         """
         self._store = store
-        self._roomy = (
-            store if isinstance(store, Roomy) else None
-        )  # asked once: to ask a protocol takes as long as a commit's Python
+        # Asked once: to ask a protocol takes as long as a commit's Python.
+        self._roomy = store if isinstance(store, Roomy) else None
         self._maintained = store if isinstance(store, Maintained) else None
         self._stream = stream
         self._on_durable = on_durable

@@ -1,7 +1,6 @@
 """`refold archive` beside redactions and damage, and `refold verify` of several streams: what is erased stays so, what is damaged is said."""
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
 from tests.cli.command import assert_one_line_and_a_hint, refold, rows
-from tests.history.journals import eventful_lives, write_journal
+from tests.history.journals import change, eventful_lives, write_journal
 
 
 @pytest.fixture
@@ -61,8 +60,7 @@ def test_archives_that_say_what_was_redacted_since_are_not_adopted(journal: Path
     assert refold("archive", "--until", 50, "--to", tmp_path / "older", twin).exit_code == 0
     assert refold("redact", journal, "req-1").exit_code == 0
     assert refold("archive", "--until", 50, "--to", tmp_path / "archive", journal).exit_code == 0
-    with sqlite3.connect(journal) as connection:
-        connection.execute("DELETE FROM journal_archives")
+    change(journal, "DELETE FROM journal_archives")
     done = refold("archive", "--adopt", tmp_path / "older", journal)
     assert done.exit_code == 2
     assert_one_line_and_a_hint(done.stderr)
@@ -81,9 +79,7 @@ def test_a_damaged_journal_is_neither_archived_nor_changed(journal: Path, tmp_pa
         content[len(content) // 2] ^= 1
         segment.write_bytes(content)
     else:
-        with sqlite3.connect(journal) as connection:
-            connection.execute("UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 60")
-        connection.close()
+        change(journal, "UPDATE journal_records SET time_ns = time_ns + 1 WHERE position = 60")
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "owner" not in path.name}
     done = refold("archive", "--until", 20, "--to", tmp_path / "archive", f"{place}/" if kind == "segments/" else place)
     assert done.exit_code == 3
@@ -103,12 +99,8 @@ def test_verify_tells_of_every_stream(tmp_path: Path) -> None:
     assert "other: 7 records, chain whole" in done.stdout
     (told,) = rows(refold("verify", "--json", journal).stdout)
     assert told["other_streams"] == {"other": 7}
-    with sqlite3.connect(journal) as connection:
-        connection.execute(
-            "UPDATE journal_records SET time_ns = 1 WHERE position = 3 AND stream_id = "
-            "(SELECT stream_id FROM journal_streams WHERE name = 'other')"
-        )
-    connection.close()
+    other = "(SELECT stream_id FROM journal_streams WHERE name = 'other')"
+    change(journal, f"UPDATE journal_records SET time_ns = 1 WHERE position = 3 AND stream_id = {other}")
     done = refold("verify", journal)
     assert done.exit_code == 3
     assert_one_line_and_a_hint(done.stderr)

@@ -12,7 +12,7 @@ import pytest
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
 from tests.cli.command import assert_one_line_and_a_hint, process, refold, rows
-from tests.history.journals import eventful_lives, write_journal
+from tests.history.journals import change, eventful_lives, write_journal
 from tests.kit.engines import eventually
 
 COMMAND = re.compile(r"`(refold [^`]*)`")
@@ -23,11 +23,6 @@ def journal(tmp_path: Path) -> Path:
     path = tmp_path / "journal.db"
     write_journal(path, eventful_lives()[0])
     return path
-
-
-def change(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(statement)
 
 
 def num_records(path: Path) -> int:

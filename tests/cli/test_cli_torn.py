@@ -10,7 +10,7 @@ import pytest
 
 from refold.journal.stores import open_reader
 from tests.cli.command import assert_one_line_and_a_hint, refold, rows
-from tests.history.journals import eventful_lives, write_journal
+from tests.history.journals import change, eventful_lives, write_journal
 
 
 @pytest.fixture
@@ -18,11 +18,6 @@ def journal(tmp_path: Path) -> Path:
     path = tmp_path / "journal.db"
     write_journal(path, eventful_lives()[0])
     return path
-
-
-def change(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(statement)
 
 
 def torn(path: Path) -> None:
@@ -75,13 +70,18 @@ def test_the_last_lines_name_requests_as_all_lines_do(journal: Path) -> None:
 # -- damage where no record is ----------------------------------------------------------------------------------------
 
 
-def damage_index(path: Path) -> None:
-    """An index of the read model forgets a row of its table."""
+def root_page(path: Path, name: str) -> tuple[bytearray, int]:
+    """The journal's bytes, and where the first page of a table or an index is in them."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
-        root = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_audit_requests_tenant'"
-        start = (connection.execute(root).fetchone()[0] - 1) * connection.execute("PRAGMA page_size").fetchone()[0]
-    raw = bytearray(path.read_bytes())
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    return bytearray(path.read_bytes()), (root - 1) * page_bytes
+
+
+def damage_index(path: Path) -> None:
+    """An index of the read model forgets a row of its table."""
+    raw, start = root_page(path, "ix_audit_requests_tenant")
     raw[start + 4] -= 1  # the number of its cells
     path.write_bytes(raw)
 
@@ -210,11 +210,7 @@ def test_as_it_is_a_journal_that_nobody_has_asked_is_told_not_to_be_projected(jo
 
 def damage_table(path: Path) -> None:
     """A page of the read model's table of requests is no page any more."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
-        root = "SELECT rootpage FROM sqlite_master WHERE name = 'audit_requests'"
-        start = (connection.execute(root).fetchone()[0] - 1) * connection.execute("PRAGMA page_size").fetchone()[0]
-    raw = bytearray(path.read_bytes())
+    raw, start = root_page(path, "audit_requests")
     raw[start] = 0xFF
     path.write_bytes(raw)
 

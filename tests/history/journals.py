@@ -1,6 +1,8 @@
 """Journals for tests: real decisions of the core, written through the real store."""
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from refold import migrations
@@ -77,3 +79,9 @@ def long_life(num_requests: int, width: int = 8) -> list[Life]:
     drive.run(100_000)
     drive.do(RecordDigest())
     return [drive.records]
+
+
+def change(path: Path, statement: str) -> None:
+    """Do something to a SQLite journal that no refold would."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement)
