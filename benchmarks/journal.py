@@ -20,7 +20,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.engine import first_tokens
 from benchmarks.journal_baselines import (
     EVENTS_PER_STEP,
     Contestant,
@@ -29,11 +28,10 @@ from benchmarks.journal_baselines import (
     event_rows,
     file_contestants,
     postgres_contestants,
-    raw_sqlite,
 )
-from benchmarks.step import Loop, _warm, measure
+from benchmarks.journal_cost import engine_cost, engine_table
+from benchmarks.step import Loop, _warm
 from refold.engine.opening import fold_journal
-from refold.journal.archive_file import write_archive
 from refold.journal.codec import encode
 from refold.journal.events import Event
 from refold.journal.record import seal
@@ -46,7 +44,6 @@ from refold.scheduler.commands import ScheduleStep
 _STEPS_PER_TURN = 8
 _SALT = "0123456789abcdef"
 _BULK_RECORDS = 2000
-_FIRST_TOKEN_TURNS = 30
 
 
 def recorded(num_records: int) -> tuple[list[list[Event]], list[list[Event]]]:
@@ -130,8 +127,13 @@ def group_commit(url: str, opening: list[list[Event]], records: list[list[Event]
     return Spent(spent.wall_s / len(records), spent.cpu_s / len(records))
 
 
-def reading(url: str) -> tuple[Spent, Spent]:
-    """Seconds per request-event from disk: verified, and folded with every inline projection."""
+def num_request_events(records: list[list[Event]]) -> int:
+    """An entry of a step that was scheduled, or came back, is one; any other event is one."""
+    return sum(len(getattr(event, "handles", ())) or 1 for events in records for event in events)
+
+
+def reading(url: str, num_events: int) -> tuple[Spent, Spent]:
+    """Seconds for each of its request-events from disk: verified, and folded with every inline projection."""
     reader = open_reader(url)
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     head = verify_stream(reader)
@@ -142,70 +144,7 @@ def reading(url: str) -> tuple[Spent, Spent]:
     fold_journal(store, "main", head)
     folded = Spent(time.perf_counter() - wall_s, time.process_time() - cpu_s)
     store.close()
-    num_events = head.position * EVENTS_PER_STEP
     return tuple(Spent(s.wall_s / num_events, s.cpu_s / num_events) for s in (verified, folded))  # type: ignore[return-value]
-
-
-class EngineCost(NamedTuple):
-    """What the journal costs an engine: µs per step of its loop, bytes per generated token, ms to the first token."""
-
-    off_us: float
-    on_us: float
-    live_bytes: float
-    archived_bytes: float
-    first_without: list[float]
-    first_with: list[float]
-    first_buffered: list[float]
-    raw_commit: list[float]
-
-
-def engine_cost(folder: Path, num_requests: int = 256, num_steps: int = 400) -> EngineCost:
-    """In turns, without a journal and with SQLite; first tokens and lone commits by turns as well."""
-    off: list[float] = []
-    on: list[float] = []
-    for number in range(5):
-        off += measure(None, num_requests, num_steps)
-        path = folder / f"cost{number}.db"
-        on += _measure_with(path, num_requests, num_steps)
-    raw: list[float] = []
-    journals = {"": ("memory:", "synced")} | {how: (str(folder / f"{how}.db"), how) for how in ("synced", "buffered")}
-
-    def alone() -> None:
-        raw.extend(lone_commits(folder / f"raw{len(raw)}.db", 100))
-
-    first = first_tokens(journals, _FIRST_TOKEN_TURNS, 100, after_turn=alone)
-    tokens = num_requests * num_steps
-    reader = open_reader(str(path))
-    archive = write_archive(folder / "archive", "main", reader.read())
-    reader.close()
-    live, archived = path.stat().st_size / tokens, archive.num_bytes / tokens
-    return EngineCost(statistics.median(off), statistics.median(on), live, archived, *first.values(), raw)
-
-
-def lone_commits(path: Path, repeats: int) -> list[float]:
-    """What SQLite alone takes to commit a kilobyte, ms, with pauses between: no first token can be on disk sooner."""
-    times = []
-    with closing(raw_sqlite(path)) as connection:
-        for _ in range(repeats):
-            time.sleep(0.003)
-            started_s = time.perf_counter()
-            connection.execute("INSERT INTO events (body) VALUES (?)", (b"x" * 1000,))
-            times.append((time.perf_counter() - started_s) * 1e3)
-    return times
-
-
-def _measure_with(path: Path, num_requests: int, num_steps: int) -> list[float]:
-    ensure(str(path))
-    store = open_store(str(path))
-    writer = JournalWriter(store, "main", store.open_stream())
-    spent = measure(writer.append, num_requests, num_steps)
-    writer.close()
-    store.close()
-    return spent
-
-
-def p99(values: list[float]) -> float:
-    return sorted(values)[int(len(values) * 0.99)]
 
 
 def machine() -> str:
@@ -268,14 +207,14 @@ def write_table(spent: dict[str, Spent], groups: dict[str, Spent]) -> list[str]:
     return lines
 
 
-def read_table(urls: dict[str, str]) -> list[str]:
+def read_table(urls: dict[str, str], num_events: int) -> list[str]:
     """The table of reads."""
     lines = [
         "| request-events/s, from disk | verified | per CPU second | folded, with all inline projections | per CPU second |",
         "|---|---:|---:|---:|---:|",
     ]
     for store, url in urls.items():
-        rates = (f"{1 / seconds:,.0f}" for spent in reading(url) for seconds in spent)
+        rates = (f"{1 / seconds:,.0f}" for spent in reading(url, num_events) for seconds in spent)
         lines.append(f"| {store} | {' | '.join(rates)} |")
     return lines
 
@@ -298,34 +237,11 @@ def main() -> None:
         bulk = _urls(stores, bulk_folder, stack)
         groups = {store: group_commit(url, opening, records) for store, url in bulk.items()}
         lines += [*write_table(spent, groups), ""]
-        lines += read_table(bulk)
+        lines += read_table(bulk, num_request_events(opening + records))
         lines += ["", *engine_table(engine_cost(folder))]
     print("\n".join(lines))
     if options.page is not None:
         put_between_marks(options.page, lines)
-
-
-def engine_table(cost: EngineCost) -> list[str]:
-    """What the journal costs an engine."""
-    base = (statistics.median(cost.first_without), p99(cost.first_without))
-    rows = [
-        ("loop's step at 256 requests, no journal", f"{cost.off_us:.0f} µs", ""),
-        ("loop's step at 256 requests, SQLite", f"{cost.on_us:.0f} µs: x {cost.on_us / cost.off_us:.2f}", "x 1.5"),
-        ("first token p50 and p99, memory", f"{base[0]:.2f} and {base[1]:.2f} ms", ""),
-        ("first token, SQLite, `buffered`: seen before it's on disk", _added(cost.first_buffered, base), "+ 1 ms"),
-        ("first token, SQLite, `synced`: on disk before it's seen", _added(cost.first_with, base), "+ 1 ms"),
-        ("of these, a lone commit by SQLite alone", _added(cost.raw_commit, (0.0, 0.0)), ""),
-        ("bytes per generated token, SQLite, live, 256 requests", f"{cost.live_bytes:.1f}", "40"),
-        ("bytes per generated token, archived, 256 requests", f"{cost.archived_bytes:.1f}", "12"),
-    ]
-    return ["| cost to the engine | | goal |", "|---|---:|---:|", *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def _added(times: list[float], base: tuple[float, float]) -> str:
-    """p50 and p99, and what they add to those of `base`."""
-    found = (statistics.median(times), p99(times))
-    added = f": {found[0] - base[0]:+.2f} and {found[1] - base[1]:+.2f} ms" if base[1] else ""
-    return f"{found[0]:.2f} and {found[1]:.2f} ms{added}"
 
 
 BEGIN, END = "<!-- figures: written by benchmarks.journal -->", "<!-- end of figures of benchmarks.journal -->"

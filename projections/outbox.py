@@ -30,6 +30,7 @@ from refold.journal.events import (
 from refold.journal.surprisals import numbers_per_token
 
 MAX_FINISHED = 10_000
+_MAX_COLUMNS = 32
 
 
 class TurnEnd(NamedTuple):
@@ -97,17 +98,72 @@ class Output:
         return self.turn_ends[turn - 1].stop if turn else 0
 
 
-class Outbox:
-    """The outputs of every unfinished request and of the last `max_finished` finished ones."""
+class Columns:
+    """Tokens of steps that had the same requests, which are yet to be handed out: a column for each step.
 
-    __slots__ = ("_finished", "_max_finished", "by_handle", "by_id")
+    A token at a time costs five times as much as many of them behind each other. `handles` is empty where nothing is kept;
+    `indices` are the output indices that the next column must have.
+    """
+
+    __slots__ = ("handles", "indices", "texts", "tokens")
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+        self.indices: list[int] = []
+        self.texts: list[list[int]] = []
+        self.tokens: list[list[int]] = []
+
+    def has_room_for(self, event: OutputDelivered) -> bool:
+        """Whether its tokens are the next column."""
+        return (
+            event.handles == self.handles
+            and event.first_output_indices == self.indices
+            and len(event.token_ids) == len(self.texts)
+            and len(self.tokens) < _MAX_COLUMNS
+        )
+
+    def add(self, token_ids: list[int]) -> None:
+        """The next column."""
+        self.tokens.append(token_ids)
+        self.indices = [index + 1 for index in self.indices]
+
+    def hand_out(self) -> None:
+        """To each request its tokens; nothing is kept then."""
+        for text, row in zip(self.texts, zip(*self.tokens, strict=True), strict=True):
+            text.extend(row)
+        self.handles, self.indices, self.texts, self.tokens = [], [], [], []
+
+
+class Outbox:
+    """The outputs of every unfinished request and of the last `max_finished` finished ones.
+
+    What `absorb` has kept is handed out before anybody looks: `by_handle` and `by_id` are always up to date, and an output that
+    one has got from them is as old as the look.
+    """
+
+    __slots__ = ("_by_handle", "_by_id", "_columns", "_finished", "_max_finished")
 
     def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         assert max_finished >= 0, max_finished
-        self.by_handle: dict[int, Output] = {}
-        self.by_id: dict[str, Output] = {}
+        self._by_handle: dict[int, Output] = {}
+        self._by_id: dict[str, Output] = {}
+        self._columns = Columns()
         self._finished: deque[Output] = deque()
         self._max_finished = max_finished
+
+    @property
+    def by_handle(self) -> dict[int, Output]:
+        """Handle -> output, in order of admission."""
+        if self._columns.handles:
+            self._columns.hand_out()
+        return self._by_handle
+
+    @property
+    def by_id(self) -> dict[str, Output]:
+        """A client's id -> the output of the last request that had it."""
+        if self._columns.handles:
+            self._columns.hand_out()
+        return self._by_id
 
     def observe(self, event: Event) -> list[Output]:
         """Fold one durable event; returns the outputs that changed. Most events change none."""
@@ -125,11 +181,21 @@ class Outbox:
         return changed
 
     def absorb(self, events: Iterable[Event]) -> None:
-        """Fold durable events in order, where nobody waits for an output."""
+        """Fold durable events in order, where nobody waits for an output: the tokens of a steady decode are kept by columns."""
         for event in events:
             observer = _OBSERVERS.get(type(event))
-            if observer is not None:
+            if observer is Outbox._delivered and not event.counts:  # type: ignore[attr-defined]
+                self._keep(event)  # type: ignore[arg-type]
+            elif observer is not None:
                 observer(self, event)
+
+    def _keep(self, event: OutputDelivered) -> None:
+        """A column more, behind those of the same requests; where it isn't that, it is the first, if it fits their outputs."""
+        if not self._columns.has_room_for(event):
+            outputs = self._expecting(event.handles, event.first_output_indices, event.token_ids)
+            self._columns.handles, self._columns.indices = event.handles, event.first_output_indices
+            self._columns.texts = list(map(_token_ids, outputs))
+        self._columns.add(event.token_ids)
 
     def _submitted(self, event: RequestSubmitted) -> list[Output]:
         assert event.handle not in self.by_handle, event.handle
@@ -174,13 +240,17 @@ class Outbox:
 
     def _append_each(self, handles: list[int], indices: list[int], token_ids: list[int]) -> list[Output]:
         """`_append` of one token to each, for the steady decode, where it is most of what delivery costs: column by column."""
+        outputs = self._expecting(handles, indices, token_ids)
+        deque(map(list.append, map(_token_ids, outputs), token_ids), maxlen=0)
+        return outputs
+
+    def _expecting(self, handles: list[int], indices: list[int], token_ids: list[int]) -> list[Output]:
+        """The outputs that get one token each, after it is known that each is at the index that its token has."""
         outputs = list(map(self.by_handle.__getitem__, handles))
-        texts = list(map(_token_ids, outputs))
-        if list(map(len, texts)) != indices or any(map(_finish_reason, outputs)):
+        if [len(output.token_ids) for output in outputs] != indices or any(map(_finish_reason, outputs)):
             for output, index in zip(outputs, indices, strict=True):
                 self._append(output.handle, index, [])  # names the first that is wrong
-        assert len(token_ids) == len(set(handles)) == len(texts), (len(handles), len(token_ids))
-        deque(map(list.append, texts, token_ids), maxlen=0)
+        assert len(token_ids) == len(set(handles)) == len(outputs), (len(handles), len(token_ids))
         return outputs
 
     def _append(self, handle: int, index: int, token_ids: list[int]) -> Output:

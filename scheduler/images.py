@@ -241,7 +241,7 @@ IMAGES: dict[type, Imaged] = {
     Totals: Imaged(TotalsImage),
     Outbox: Imaged(
         OutboxImage,
-        derived=frozenset({"_finished", "_max_finished", "by_handle", "by_id"}),
+        derived=frozenset({"_by_handle", "_by_id", "_columns", "_finished", "_max_finished"}),
         extra=frozenset({"finished", "num_outputs"}),
     ),
 }

@@ -303,8 +303,8 @@ def _outbox_of(outputs: list[Output], image: OutboxImage, max_finished: int) -> 
     if len(outputs) != image.num_outputs:
         raise ValueError(f"the snapshot has {len(outputs)} outputs and says {image.num_outputs}")
     outbox = Outbox(max_finished)
-    outbox.by_handle = {output.handle: output for output in outputs}
-    outbox.by_id = {output.request_id: output for output in outputs}
+    outbox.by_handle.update((output.handle, output) for output in outputs)
+    outbox.by_id.update((output.request_id, output) for output in outputs)
     try:
         outbox._finished.extend(outbox.by_handle[handle] for handle in image.finished)  # noqa: SLF001
     except KeyError as error:

@@ -6,6 +6,7 @@ that exists are a folder of segment files. `postgresql://USER@HOST/DATABASE` is 
 refused here, before any driver is imported.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -71,8 +72,14 @@ def is_part_of(url: str, file: Path) -> bool:
         return file.resolve().is_relative_to(path.resolve())
     parts = [path.with_name(path.name + suffix) for suffix in _SQLITE_FILES]
     if file.exists():  # by what it is: it may be a link
-        return any(part.exists() and file.samefile(part) for part in parts)
+        return any(_is_same(file, part) for part in parts)
     return file.resolve() in {part.resolve() for part in parts}
+
+
+def _is_same(file: Path, part: Path) -> bool:
+    with contextlib.suppress(OSError):  # one of them is gone, by now
+        return file.samefile(part)
+    return False
 
 
 def shown(url: str) -> str:

@@ -320,6 +320,10 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def has_wal(path: Path) -> bool:
-    """Whether there's anything in the WAL beside a file; of a link, beside what it leads to, as SQLite has it."""
-    wal = _beside(Path(os.path.realpath(path)), "-wal")
-    return wal.exists() and wal.stat().st_size > 0
+    """Whether there's anything in the WAL beside a file; of a link, beside what it leads to, as SQLite has it.
+
+    Asked once: whoever closes the journal last removes it, between two questions too.
+    """
+    with contextlib.suppress(OSError):
+        return _beside(Path(os.path.realpath(path)), "-wal").stat().st_size > 0
+    return False

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from refold.projections.batch import Batch
+from refold.projections.outbox import Outbox
 from refold.projections.steps import Window
 
 
@@ -34,6 +35,10 @@ class _Comparison:
         self.kept: list[object] = []
 
     def compare(self, path: str, ours: Any, theirs: Any) -> Iterator[str]:
+        for outbox in (ours, theirs):
+            assert (
+                not isinstance(outbox, Outbox) or outbox.by_handle is not None
+            )  # a look, after which nothing is kept by columns
         if type(ours) is not type(theirs):
             yield f"{path}: {type(ours).__name__} and {type(theirs).__name__}"
         elif isinstance(ours, OrderedDict | list | tuple | deque):

@@ -19,6 +19,7 @@ from refold.projections.outbox import Outbox
 from refold.projections.totals import Totals
 from refold.scheduler.commands import LoseWorker, StartWorker
 from tests.kit.drive import Drive
+from tests.kit.sameness import differences
 from tests.kit.sentences import all_due, all_of, opened, outputs, random_life, reset, scheduled_tokens
 
 
@@ -103,6 +104,61 @@ def test_nor_does_it_pass_among_others_in_the_steady_decode(index: int) -> None:
     with pytest.raises(AssertionError, match="a token for 'r2' after its end"):
         outbox.observe(steady((1, 1, 7), (2, 1, 8)))
     assert {handle: output.token_ids for handle, output in outbox.by_handle.items()} == {1: [7], 2: [8], 3: [9]}
+
+
+def test_what_is_kept_by_columns_is_there_when_somebody_looks() -> None:
+    outbox = Outbox()
+    outbox.observe_all([submission(handle) for handle in (1, 2, 3)])
+    for index in range(70):
+        outbox.absorb([steady((1, index, index), (2, index, 100 + index), (3, index, 200 + index))])
+        if index in {0, 40, 41}:
+            assert outbox.by_id["r2"].token_ids == list(range(100, 101 + index))
+    outbox.absorb([steady((3, 70, 270), (1, 70, 70)), steady((3, 71, 271), (1, 71, 71))])
+    outbox.absorb([delivery(1, 72, 72, 73), RequestFinished(handle=3, reason="length", num_output_tokens=72)])
+    assert {handle: output.token_ids for handle, output in outbox.by_handle.items()} == {
+        1: list(range(74)),
+        2: list(range(100, 170)),
+        3: list(range(200, 272)),
+    }
+
+
+def test_absorbed_or_observed_is_the_same() -> None:
+    for drive in (eventful(), *map(random_life, range(12))):
+        for every in (1, 7, len(drive.records)):
+            observed, absorbed = Outbox(), Outbox()
+            for number, events in enumerate(drive.records):
+                observed.observe_all(events)
+                absorbed.absorb(events)
+                if number % every == 0:
+                    assert differences(observed, absorbed) == []
+            assert differences(observed, absorbed) == []
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 40])
+@pytest.mark.parametrize("index", [0, 2, 41, -1])
+def test_nor_does_it_pass_where_tokens_are_kept_by_columns(index: int, num_before: int) -> None:
+    outbox = Outbox()
+    outbox.absorb([submission(handle) for handle in (1, 2, 3)])
+    outbox.absorb([steady((1, at, 7), (2, at, 8), (3, at, 9)) for at in range(num_before)])
+    if index != num_before:
+        with pytest.raises(AssertionError, match=f"'r2': index {index}, expected {num_before}"):
+            outbox.absorb([steady((1, num_before, 7), (2, index, 8), (3, num_before, 9))])
+    with pytest.raises(AssertionError):
+        outbox.absorb([steady((1, num_before, 7), (1, num_before, 7))])
+    with pytest.raises(AssertionError):
+        outbox.absorb(
+            [OutputDelivered(step=1, handles=[1, 2, 3], token_ids=[7, 8], first_output_indices=[num_before] * 3)]
+        )
+    with pytest.raises(KeyError):
+        outbox.absorb([steady((1, num_before, 7), (4, 0, 7))])
+    outbox.absorb([RequestFinished(handle=2, reason="stop", num_output_tokens=num_before, stop_token_id=8)])
+    with pytest.raises(AssertionError, match="a token for 'r2' after its end"):
+        outbox.absorb([steady((1, num_before, 7), (2, num_before, 8), (3, num_before, 9))])
+    assert [output.token_ids for output in outbox.by_handle.values()] == [
+        [7] * num_before,
+        [8] * num_before,
+        [9] * num_before,
+    ]
 
 
 @pytest.mark.parametrize("index", [0, 2, 3, -1])

@@ -8,6 +8,7 @@ import os
 import random
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from refold.journal.errors import Fenced, JournalError, JournalOwned, PositionConflict
@@ -57,6 +58,8 @@ def _round(driver: Driver, folder: Path, tally: Tally, seed: int) -> None:
             try:
                 _race(place, number, account, seed, deadline_s)
                 status = 0
+            except BaseException:  # noqa: BLE001 - it's the rules that were broken, and this says by what
+                traceback.print_exc()
             finally:
                 os._exit(status)
         pids.append(pid)

@@ -6,7 +6,7 @@ import pytest
 
 from refold.journal.events import EngineConfig, Event
 from refold.projections.batch import Batch
-from refold.projections.outbox import Outbox
+from refold.projections.outbox import Columns, Outbox
 from refold.projections.runs import Run
 from refold.projections.totals import Totals
 from refold.scheduler.fold import fold_all
@@ -72,7 +72,7 @@ def test_every_class_with_slots_that_a_fold_reaches_has_an_image() -> None:
         folded = nothing_yet()
         for events in history(seed):
             look(after(folded, events))
-    told_by_others = {Batch, Run}  # a step's image and a request's tell them
+    told_by_others = {Batch, Columns, Run}  # a step's image, the outputs' and a request's tell them
     assert reached - {Folded} - told_by_others == set(IMAGES) | {
         kind for kind in reached if issubclass(kind, tuple) and kind is not Folded
     }
