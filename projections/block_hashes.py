@@ -14,6 +14,9 @@ from refold.journal.events import Media
 if TYPE_CHECKING:
     from refold.projections.requests import Request
 
+_IS_LITTLE = sys.byteorder == "little"
+_sha256 = hashlib.sha256
+
 
 def extend_block_hashes(request: "Request", block_size: int) -> None:
     """Hash every full block of known tokens: each hash covers its parent's, so equal hashes mean equal prefixes.
@@ -25,9 +28,15 @@ def extend_block_hashes(request: "Request", block_size: int) -> None:
     hashes, tokens = request.block_hashes, request.tokens
     for i in range(len(hashes), len(tokens) // block_size):
         start = i * block_size
-        parent = hashes[-1] if i else root_hash(request.cache_salt, request.adapter)
-        media = media_identity(request.media, start, block_size) if request.media else b""
-        hashes.append(block_hash(parent, pack_tokens(tokens[start : start + block_size]), media))
+        said = hashes[-1] if i else root_hash(request.cache_salt, request.adapter)
+        said += (
+            tokens[start : start + block_size].tobytes()
+            if _IS_LITTLE
+            else pack_tokens(tokens[start : start + block_size])
+        )
+        if request.media:
+            said += media_identity(request.media, start, block_size)
+        hashes.append(_sha256(said).digest()[:16])
 
 
 def pack_tokens(tokens: "array[int]") -> bytes:
@@ -40,7 +49,7 @@ def pack_tokens(tokens: "array[int]") -> bytes:
 
 def block_hash(parent: bytes, packed_tokens: bytes, media: bytes = b"") -> bytes:
     """The chain hash of a block that follows one with hash `parent`."""
-    return hashlib.sha256(parent + packed_tokens + media).digest()[:16]
+    return _sha256(parent + packed_tokens + media).digest()[:16]
 
 
 def root_hash(cache_salt: str, adapter: str = "") -> bytes:
