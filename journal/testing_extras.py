@@ -1,6 +1,6 @@
-"""Contracts of what a store may offer beside the port: snapshots, and being a replica. Used like `refold.journal.testing`.
+"""Contracts of what a store may offer beside the port: snapshots, claims, being a replica. Used like `refold.journal.testing`.
 
-from refold.journal.testing_extras import ReplicaStoreContract, SnapshotStoreContract
+from refold.journal.testing_extras import ClaimingStoreContract, ReplicaStoreContract, SnapshotStoreContract
 
 class TestMySnapshots(SnapshotStoreContract):
     @pytest.fixture
@@ -9,6 +9,7 @@ class TestMySnapshots(SnapshotStoreContract):
 
 # ruff: noqa: D102 - a test here is called what it says
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ from refold.journal.events import RequestAborted
 from refold.journal.record import EMPTY_HEAD, GENESIS_HASH, Head, Record, head_after
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import Snapshot, SnapshotEntry, SnapshotReader, SnapshotStore, make_snapshot
-from refold.journal.store import DEFAULT_STREAM, JournalStore
+from refold.journal.store import DEFAULT_STREAM, ClaimingStore, JournalStore
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
 
@@ -109,6 +110,72 @@ class SnapshotStoreContract:
         with pytest.raises(Fenced):
             first.save_snapshot(DEFAULT_STREAM, snapshot_at(2))
         assert [entry.position for entry in second.snapshots()] == [1]
+
+
+class ClaimingStoreContract:
+    """Subclass this with a fixture `store_factory`, as for `JournalStoreContract`."""
+
+    def left_behind(self, store_factory: StoreFactory) -> tuple[Head, list[Record]]:
+        """What an engine has written and closed."""
+        store = store_factory()
+        head = store.append(DEFAULT_STREAM, make_records(store.open_stream(), 3))
+        store.close()
+        return head, make_records(EMPTY_HEAD._replace(engine_epoch=head.engine_epoch), 3)
+
+    def claimed(self, store_factory: StoreFactory) -> ClaimingStore:
+        store = store_factory()
+        assert isinstance(store, ClaimingStore)
+        assert store.claim_stream() is True
+        return store
+
+    def test_a_claim_changes_nothing(self, store_factory: StoreFactory) -> None:
+        head, records = self.left_behind(store_factory)
+        for _ in range(2):
+            store = self.claimed(store_factory)
+            assert (store.head(), list(store.read())) == (head, records)
+            store.close()
+        assert (store_factory().head(), list(store_factory().read())) == (head, records)
+
+    def test_nothing_can_be_claimed_and_stays_nothing(self, store_factory: StoreFactory) -> None:
+        store = self.claimed(store_factory)
+        assert (store.head(), list(store.read())) == (EMPTY_HEAD, [])
+        store.close()
+        assert store_factory().head() == EMPTY_HEAD
+
+    def test_what_is_claimed_is_read_and_then_opened(self, store_factory: StoreFactory) -> None:
+        head, _ = self.left_behind(store_factory)
+        store = self.claimed(store_factory)
+        assert verify_stream(store) == head
+        opened = store.open_stream()
+        assert opened == head._replace(engine_epoch=head.engine_epoch + 1)
+        assert verify_stream(store)[:2] == opened[:2]
+        assert store.append(DEFAULT_STREAM, make_records(opened, 2)).position == head.position + 2
+
+    def test_a_claim_ends_with_its_handle(self, store_factory: StoreFactory) -> None:
+        head, _ = self.left_behind(store_factory)
+        self.claimed(store_factory).close()
+        assert store_factory().open_stream().engine_epoch == head.engine_epoch + 1
+
+    def test_whoever_is_kept_out_by_a_claim_changes_nothing(self, store_factory: StoreFactory) -> None:
+        head, _ = self.left_behind(store_factory)
+        store, other = self.claimed(store_factory), store_factory()
+        assert isinstance(other, ClaimingStore)
+        try:
+            other.claim_stream()
+        except JournalOwned:
+            with pytest.raises(JournalOwned):
+                other.open_stream()
+        assert store.open_stream() == head._replace(engine_epoch=head.engine_epoch + 1)
+
+    def test_an_engine_that_lives_isnt_disturbed(self, store_factory: StoreFactory) -> None:
+        engine, other = store_factory(), store_factory()
+        head = engine.append(DEFAULT_STREAM, make_records(engine.open_stream(), 2))
+        assert isinstance(other, ClaimingStore)
+        with contextlib.suppress(JournalOwned):
+            other.claim_stream()
+        other.close()
+        assert engine.append(DEFAULT_STREAM, make_records(head, 1)).engine_epoch == head.engine_epoch
+        assert verify_stream(engine) == engine.head()
 
 
 def lives(*counts: int) -> list[Record]:

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from refold.journal.events import RequestAborted
 from refold.journal.record import Head
 from refold.journal.stores import open_reader, open_store, sqlite_wal
 from refold.journal.stores.sql import SqlStore
+from refold.journal.stores.sqlite_file import has_wal
 from refold.journal.stores.sqlite_wal import FIRST_ROOM_BYTES, WAL_BOUND_BYTES, make_room
 from refold.journal.testing import make_records
 from refold.journal.verify import verify_stream
@@ -188,3 +190,23 @@ def test_room_that_cannot_be_made_is_asked_for_a_bounded_number_of_times(
         asked += 1
     assert wal.stat().st_size == length
     assert asked < 40
+
+
+def test_a_wal_that_goes_while_somebody_asks_for_it_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    wal, is_over = tmp_path / "run.db-wal", threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            wal.write_bytes(b"frames")
+            wal.unlink()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        seen = {has_wal(path) for _ in range(4_000)}
+    finally:
+        is_over.set()
+        thread.join()
+    assert seen == {True, False}
+    assert not has_wal(path)

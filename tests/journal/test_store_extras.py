@@ -12,18 +12,18 @@ from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from refold.journal.stores.segments.store import SegmentStore
 from refold.journal.stores.sql import SqlStore
-from refold.journal.testing_extras import ReplicaStoreContract, SnapshotStoreContract, snapshot_at
+from refold.journal.testing_extras import (
+    ClaimingStoreContract,
+    ReplicaStoreContract,
+    SnapshotStoreContract,
+    snapshot_at,
+)
 
 
 def _sqlite(tmp_path, *, exclusive):
     url = f"sqlite:///{tmp_path / 'journal.db'}"
     migrations.ensure(url)
     return lambda: SqlStore(url, exclusive=exclusive)
-
-
-def _segments(tmp_path, *, exclusive):
-    migrations.ensure(f"segments:///{tmp_path / 'journal'}")
-    return lambda: SegmentStore(tmp_path / "journal", exclusive=exclusive)
 
 
 def _postgres(url, *, exclusive):
@@ -66,6 +66,11 @@ def store_factory(request):
 
 
 class TestSnapshots(SnapshotStoreContract):
+    pass
+
+
+@pytest.mark.parametrize("store_factory", [name for name in STORES if name != "memory"], indirect=True)
+class TestClaims(ClaimingStoreContract):
     pass
 
 
