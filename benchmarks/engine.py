@@ -4,17 +4,13 @@
 
 `step` is wall time per step of a steady decode with the simulated worker, whose own time is told apart (both share one
 interpreter lock, so the sum is what counts), and `cpu` what the whole process spends, clients and journal included, which
-is steadier on a busy machine. `first token` is from `generate` to the first delta of a lone request, for each durability, by
-turns on engines that stay open: the difference is what waiting for the disk costs.
+is steadier on a busy machine. First tokens: `benchmarks.first_token`.
 """
 
 import argparse
 import asyncio
-import contextlib
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from refold.engine.engine import Engine
@@ -63,37 +59,6 @@ def decode(journal: str, num_requests: int, num_tokens: int, *, with_clients: bo
     return wall_s / steps * 1e6, Timed.busy_s / steps * 1e6, cpu_s / steps * 1e6
 
 
-def first_tokens(
-    journals: dict[str, tuple[str, str]], turns: int, repeats: int, *, after_turn: Callable[[], None] = lambda: None
-) -> dict[str, list[float]]:
-    """From `generate` to the first delta, ms, for lone requests one after the other: by name, for journals and durabilities.
-
-    The engines are open all the time and take turns, each for `repeats` requests.
-    """
-    times: dict[str, list[float]] = {name: [] for name in journals}
-
-    async def scenario() -> None:
-        async with contextlib.AsyncExitStack() as opened:
-            engines = {
-                name: await opened.enter_async_context(Engine("simulated?eos=-1", journal, durability=durability))  # type: ignore[arg-type]
-                for name, (journal, durability) in journals.items()
-            }
-            for _ in range(turns):
-                for name, engine in engines.items():
-                    times[name] += [await _first_token(engine) for _ in range(repeats)]
-                after_turn()
-
-    asyncio.run(scenario())
-    return times
-
-
-async def _first_token(engine: Engine) -> float:
-    started_s = time.perf_counter()
-    async for _delta in engine.generate([1] * 16, SamplingParams(max_tokens=4)):
-        break
-    return (time.perf_counter() - started_s) * 1e3
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the engine's shell costs around a step.")
     parser.add_argument("--requests", type=int, default=64)
@@ -108,10 +73,6 @@ def main() -> None:
                     f"step, {arguments.requests} requests, {name}, {how}: {wall:.0f} us, worker {worker:.0f}, "
                     f"rest {wall - worker:.0f}; cpu {cpu:.0f}"
                 )
-        journals = {f"sqlite, {how}": (str(Path(folder, f"{how}.db")), how) for how in ("buffered", "synced")}
-        for name, times in first_tokens({"memory": ("memory:", "synced"), **journals}, 10, 100).items():
-            median, worst = statistics.median(times), statistics.quantiles(times, n=100)[-1]
-            print(f"first token, {name}: median {median:.2f} ms, p99 {worst:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What the journal costs an engine: its loop's step, a first token, bytes per generated token. Part of `benchmarks.journal`.
 
-First tokens are those of lone requests, on engines that stay open and take turns. How much later one is seen where it's on disk
-first is the disk's say, most of it: so beside the difference stands the least that it can be, which is that of the engine
-in memory with a lone commit by SQLite itself behind each of its tokens (times drawn at random from those of the same run).
+First tokens: `benchmarks.first_token`. How much later one is seen where it's on disk first is the disk's say, most of it: so beside
+the difference stands what it would be if nothing came on top but the commit, which is the engine in memory with a lone commit by
+SQLite itself behind each of its tokens (times drawn at random from those of the same run).
 """
 
 import random
@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.engine import first_tokens
+from benchmarks.first_token import first_tokens
 from benchmarks.journal_baselines import raw_sqlite
 from benchmarks.step import measure
 from refold.journal.archive_file import write_archive
@@ -96,7 +96,7 @@ def engine_table(cost: EngineCost) -> list[str]:
         ("first token, SQLite, `buffered`: seen before it's on disk", _added(cost.first_buffered, base), "+ 1 ms"),
         ("first token, SQLite, `synced`: on disk before it's seen", _added(cost.first_with, base), "+ 1 ms"),
         ("a lone commit by SQLite alone", _added(cost.raw_commit, (0.0, 0.0)), ""),
-        ("the least: memory's first token, and then a lone commit", _added(least(cost), base), ""),
+        ("memory's first token, and a lone commit behind it", _added(least(cost), base), ""),
         ("bytes per generated token, SQLite, live, 256 requests", f"{cost.live_bytes:.1f}", "40"),
         ("bytes per generated token, archived, 256 requests", f"{cost.archived_bytes:.1f}", "12"),
     ]
