@@ -1,10 +1,10 @@
 """From `generate` to the first delta of a lone request, for journals and durabilities by turns, each engine in a process of its own.
 
-    python -m benchmarks.first_token [--turns 10] [--requests 100]
+    python -m benchmarks.first_token [--turns 10] [--requests 100] [--step-s 0.005]
 
 A request is lone: the one before it has ended, and 3 ms have passed. The engines stay open between their turns, as one that serves
-does; apart, so that none waits for the interpreter of another, or for its garbage. The worker is simulated and takes no time, so
-nothing hides what the engine takes, and what waiting for the disk costs is the difference.
+does; apart, so that none waits for the interpreter of another, or for its garbage. The worker is simulated: its steps take
+`--step-s`, in which an engine encodes and commits what came before; in no time, that is all in the token's way.
 """
 
 import argparse
@@ -21,18 +21,25 @@ from typing import Any
 
 from refold.engine.engine import Engine
 from refold.engine.sampling_params import SamplingParams
+from refold.gpu.simulated import SimulatedWorker
+from refold.journal.events import EngineConfig
 
 _PAUSE_S = 0.003
 _WARM_UP = 30
 
 
 def first_tokens(
-    journals: dict[str, tuple[str, str]], turns: int, repeats: int, *, after_turn: Callable[[], None] = lambda: None
+    journals: dict[str, tuple[str, str]],
+    turns: int,
+    repeats: int,
+    step_s: float,
+    *,
+    after_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Times to first tokens, ms, by name; each engine's turn is `repeats` requests."""
+    """Times to first tokens, ms, by name; each engine's turn is `repeats` requests, each step of its worker takes `step_s`."""
     times: dict[str, list[float]] = {name: [] for name in journals}
     with contextlib.ExitStack() as opened:
-        engines = {name: opened.enter_context(_engine(*where)) for name, where in journals.items()}
+        engines = {name: opened.enter_context(_engine(*where, step_s)) for name, where in journals.items()}
         for _ in range(turns):
             for name, ask in engines.items():
                 times[name] += ask(repeats)
@@ -41,9 +48,9 @@ def first_tokens(
 
 
 @contextlib.contextmanager
-def _engine(journal: str, durability: str) -> Iterator[Callable[[int], list[float]]]:
+def _engine(journal: str, durability: str, step_s: float) -> Iterator[Callable[[int], list[float]]]:
     """An engine in a process of its own, as a function from how many requests to their times."""
-    order = [sys.executable, "-m", "benchmarks.first_token", "--serve", journal, durability]
+    order = [sys.executable, "-m", "benchmarks.first_token", "--serve", journal, durability, "--step-s", str(step_s)]
     with subprocess.Popen(order, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         orders, answers = process.stdin, process.stdout
         assert orders is not None
@@ -60,9 +67,13 @@ def _engine(journal: str, durability: str) -> Iterator[Callable[[int], list[floa
         orders.close()
 
 
-async def _serve(journal: str, durability: Any) -> None:
+async def _serve(journal: str, durability: Any, step_s: float) -> None:
     """Answer each line of the input, a number of requests, with a line of their times."""
-    async with Engine("simulated?eos=-1", journal, durability=durability) as engine:
+
+    def make_worker(config: EngineConfig) -> SimulatedWorker:
+        return SimulatedWorker(config, step_seconds=step_s)
+
+    async with Engine("simulated?eos=-1", journal, durability=durability, make_worker=make_worker) as engine:
         for line in sys.stdin:
             print(json.dumps([await _lone(engine) for _ in range(int(line))]), flush=True)
 
@@ -80,10 +91,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="From `generate` to the first delta, for each durability.")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--serve", nargs=2, metavar=("JOURNAL", "DURABILITY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(_serve(*options.serve))
+        asyncio.run(_serve(*options.serve, options.step_s))
         return
     with tempfile.TemporaryDirectory() as folder:
         journals = {
@@ -91,9 +103,8 @@ def main() -> None:
             for kind, end in (("sqlite", ".db"), ("segments", "/"))
             for how in ("buffered", "synced")
         }
-        for name, times in first_tokens(
-            {"memory": ("memory:", "synced"), **journals}, options.turns, options.requests
-        ).items():
+        wanted = {"memory": ("memory:", "synced"), **journals}
+        for name, times in first_tokens(wanted, options.turns, options.requests, options.step_s).items():
             worst = statistics.quantiles(times, n=100)[-1]
             print(f"first token, {name}: median {statistics.median(times):.2f} ms, p99 {worst:.2f} ms")
 

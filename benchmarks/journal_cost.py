@@ -20,8 +20,19 @@ from refold.journal.stores import open_reader, open_store
 from refold.journal.writer import JournalWriter
 from refold.migrations import ensure
 
-_FIRST_TOKEN_TURNS = 30
+_TURNS, _PER_TURN = 20, 100
+_STEPS_S = (0.005, 0.0)
 _DRAWN = 100_000
+
+
+class FirstTokens(NamedTuple):
+    """Times to first tokens, ms, where a step takes `step_s`, and of SQLite's own lone commits meanwhile."""
+
+    step_s: float
+    memory: list[float]
+    buffered: list[float]
+    synced: list[float]
+    raw_commit: list[float]
 
 
 class EngineCost(NamedTuple):
@@ -31,10 +42,7 @@ class EngineCost(NamedTuple):
     on_us: float
     live_bytes: float
     archived_bytes: float
-    first_without: list[float]
-    first_with: list[float]
-    first_buffered: list[float]
-    raw_commit: list[float]
+    first: list[FirstTokens]
 
 
 def engine_cost(folder: Path, num_requests: int = 256, num_steps: int = 400) -> EngineCost:
@@ -45,19 +53,29 @@ def engine_cost(folder: Path, num_requests: int = 256, num_steps: int = 400) -> 
         off += measure(None, num_requests, num_steps)
         path = folder / f"cost{number}.db"
         on += _measure_with(path, num_requests, num_steps)
-    raw: list[float] = []
-    journals = {"": ("memory:", "synced")} | {how: (str(folder / f"{how}.db"), how) for how in ("synced", "buffered")}
-
-    def alone() -> None:
-        raw.extend(lone_commits(folder / f"raw{len(raw)}.db", 100))
-
-    first = first_tokens(journals, _FIRST_TOKEN_TURNS, 100, after_turn=alone)
     tokens = num_requests * num_steps
     reader = open_reader(str(path))
     archive = write_archive(folder / "archive", "main", reader.read())
     reader.close()
     live, archived = path.stat().st_size / tokens, archive.num_bytes / tokens
-    return EngineCost(statistics.median(off), statistics.median(on), live, archived, *first.values(), raw)
+    return EngineCost(
+        statistics.median(off), statistics.median(on), live, archived, [_first(folder, step_s) for step_s in _STEPS_S]
+    )
+
+
+def _first(folder: Path, step_s: float) -> FirstTokens:
+    raw: list[float] = []
+    place = folder / f"first{step_s}"
+    place.mkdir()
+
+    def alone() -> None:
+        raw.extend(lone_commits(place / f"raw{len(raw)}.db", _PER_TURN))
+
+    journals = {"memory": ("memory:", "synced")} | {
+        how: (str(place / f"{how}.db"), how) for how in ("buffered", "synced")
+    }
+    times = first_tokens(journals, _TURNS, _PER_TURN, step_s, after_turn=alone)
+    return FirstTokens(step_s, *times.values(), raw)
 
 
 def lone_commits(path: Path, repeats: int) -> list[float]:
@@ -88,25 +106,31 @@ def p99(values: list[float]) -> float:
 
 def engine_table(cost: EngineCost) -> list[str]:
     """What the journal costs an engine."""
-    base = (statistics.median(cost.first_without), p99(cost.first_without))
     rows = [
         ("loop's step at 256 requests, no journal", f"{cost.off_us:.0f} µs", ""),
         ("loop's step at 256 requests, SQLite", f"{cost.on_us:.0f} µs: x {cost.on_us / cost.off_us:.2f}", "x 1.5"),
-        ("first token p50 and p99, memory", f"{base[0]:.2f} and {base[1]:.2f} ms", ""),
-        ("first token, SQLite, `buffered`: seen before it's on disk", _added(cost.first_buffered, base), "+ 1 ms"),
-        ("first token, SQLite, `synced`: on disk before it's seen", _added(cost.first_with, base), "+ 1 ms"),
-        ("a lone commit by SQLite alone", _added(cost.raw_commit, (0.0, 0.0)), ""),
-        ("memory's first token, and a lone commit behind it", _added(least(cost), base), ""),
+        *(row for first in cost.first for row in _first_rows(first)),
         ("bytes per generated token, SQLite, live, 256 requests", f"{cost.live_bytes:.1f}", "40"),
         ("bytes per generated token, archived, 256 requests", f"{cost.archived_bytes:.1f}", "12"),
     ]
     return ["| cost to the engine | | goal |", "|---|---:|---:|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def least(cost: EngineCost) -> list[float]:
-    """First tokens as they would be if nothing came on top of memory's but the commit."""
+def _first_rows(first: FirstTokens) -> list[tuple[str, str, str]]:
+    base = (statistics.median(first.memory), p99(first.memory))
     draw = random.Random(0).choice
-    return [draw(cost.first_without) + draw(cost.raw_commit) for _ in range(_DRAWN)]
+    least = [draw(first.memory) + draw(first.raw_commit) for _ in range(_DRAWN)]
+    return [
+        (
+            f"first token p50 and p99, a step of {first.step_s * 1e3:.0f} ms, memory",
+            _added(first.memory, (0.0, 0.0)),
+            "",
+        ),
+        ("SQLite, `buffered`: seen before it's on disk", _added(first.buffered, base), "+ 1 ms"),
+        ("SQLite, `synced`: on disk before it's seen", _added(first.synced, base), "+ 1 ms"),
+        ("memory, and a lone commit by SQLite itself behind each", _added(least, base), ""),
+        ("of that, the commit", _added(first.raw_commit, (0.0, 0.0)), ""),
+    ]
 
 
 def _added(times: list[float], base: tuple[float, float]) -> str:

@@ -27,10 +27,11 @@ class Reader:
     __slots__ = ("_ring", "_rung", "cursor", "output")
 
     def __init__(self, output: Output, cursor: int, ring: Callable[["Reader"], None]) -> None:
+        """As if it had been rung: there may be something already, so it looks before it waits."""
         self.output = output
         self.cursor = cursor
         self._ring = ring
-        self._rung = False
+        self._rung = True
 
     def ring(self) -> None:
         """Tell the client, once until it has looked. Called with the delivery's lock held."""
@@ -133,11 +134,10 @@ class Delivery:
         return [o.request_id for o in live if o.is_session == sessions]
 
     def attach(self, output: Output, cursor: int, ring: Callable[[Reader], None]) -> Reader:
-        """A reader from output index `cursor` on. It is rung at once: there may be something already."""
+        """A reader from output index `cursor` on. It isn't rung before it has looked, which it does at once."""
         reader = Reader(output, cursor, ring)
         with self._lock:
             self._readers.setdefault(output.handle, []).append(reader)
-            self._ring(reader)
         return reader
 
     def detach(self, reader: Reader) -> None:
@@ -209,7 +209,7 @@ class _Record(NamedTuple):
 class Trail:
     """Records on their way to the disk, each with the client that waits for it. Used by the engine's thread only.
 
-    A record that has arrived is delivered, then its client gets the reply. Not `synced`, a record counts as arrived at once.
+    Records that have arrived are delivered, then their clients get their replies. Not `synced`, a record counts as arrived at once.
     """
 
     def __init__(self, delivery: Delivery, *, is_synced: bool) -> None:
@@ -224,13 +224,16 @@ class Trail:
             self.became_durable(position + 1)
 
     def became_durable(self, position: int) -> None:
-        """Every record before `position` has arrived."""
-        records = self._records
-        while records and records[0].position < position:
-            record = records.popleft()
-            self._delivery.deliver(record.position, record.events)
-            if record.ask is not None:
-                self.reply(record.ask)
+        """Every record before `position` has arrived. Replies come last: whoever gets one finds what has arrived with it."""
+        records, asks = self._records, list[Ask]()
+        try:
+            while records and records[0].position < position:
+                self._delivery.deliver(records[0].position, records[0].events)
+                if (ask := records.popleft().ask) is not None:
+                    asks.append(ask)
+        finally:
+            for ask in asks:
+                self.reply(ask)
 
     def reply(self, ask: Ask) -> None:
         """Tell a client that its command was obeyed."""

@@ -77,6 +77,7 @@ async def follow(
     bell, rung = bell_of_running_loop(), asyncio.Event()
     transcript = Transcript(delivery, output, text)
     reader = delivery.attach(output, cursor, lambda _: bell.ring(rung))
+    rung.set()
     try:
         while True:
             await rung.wait()
@@ -104,6 +105,7 @@ async def follow_choices(
     readers = [delivery.attach(output, 0, lambda _: bell.ring(rung)) for output in outputs]
     transcripts = [Transcript(delivery, output, text, choice) for choice, output in enumerate(outputs)]
     left = dict(zip(readers, transcripts, strict=True))
+    rung.set()
     try:
         while left:
             await rung.wait()
@@ -140,6 +142,8 @@ def complete(
         for reader, output, choice in zip(readers, outputs, choices, strict=False)
     }
     left = len(readers)
+    for reader in readers:
+        rung.put(reader)
     try:
         while left:
             reader = rung.get()

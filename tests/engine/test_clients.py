@@ -4,19 +4,15 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from refold import Engine, Rejected, SamplingParams
-from refold.engine.delivery import Delivery, Reader
 from refold.engine.engine import Delta, EngineStopped
-from refold.journal.errors import JournalError
-from refold.journal.events import OutputDelivered, RequestAborted, RequestFinished, RequestSubmitted, Sampling
+from refold.journal.events import RequestAborted, RequestFinished
 from refold.journal.stores import open_reader
 from refold.journal.stores.memory import MemoryStore
-from refold.projections.outbox import Outbox
 from tests.kit.engines import MODEL, becomes, collect, eventually, joined, lawful_events, must_produce
 from tests.kit.faulty_store import FaultyStore
 
@@ -228,78 +224,6 @@ def test_an_event_loop_that_dies_takes_only_its_own_readers_with_it() -> None:
         loop.run_until_complete(anext(stream))
         loop.close()
         assert engine.wait(["a"])[0].token_ids == must_produce([1], SamplingParams(seed=1, max_tokens=100))
-
-
-# -- the delivery by itself -------------------------------------------------------------------------------------------
-
-
-def delivery_with(request_id: str) -> Delivery:
-    delivery = Delivery(Outbox())
-    sampling = Sampling(seed=0, max_tokens=9)
-    delivery.deliver(
-        0, [RequestSubmitted(handle=1, request_id=request_id, prompt_token_ids=[1], sampling=sampling, arrival_ns=0)]
-    )
-    return delivery
-
-
-def attach(delivery: Delivery, ring: Callable[[Reader], None]) -> Reader:
-    output = delivery.find("a")
-    assert output is not None
-    return delivery.attach(output, 0, ring)
-
-
-def token(index: int) -> OutputDelivered:
-    return OutputDelivered(step=index, handles=[1], token_ids=[index + 50], first_output_indices=[index])
-
-
-def test_a_reader_is_rung_once_until_it_looks() -> None:
-    delivery, rings = delivery_with("a"), []
-    reader = attach(delivery, rings.append)
-    delivery.take(reader)
-    for index in range(5):
-        delivery.deliver(1, [token(index)])
-    assert len(rings) == 2
-    chunk = delivery.take(reader)
-    assert chunk is not None
-    assert (chunk.index, chunk.token_ids) == (0, [50, 51, 52, 53, 54])
-    assert delivery.take(reader) is None
-
-
-def test_a_reader_that_finds_tokens_and_the_engine_s_end_at_one_ring_hears_of_both() -> None:
-    delivery, rings = delivery_with("a"), []
-    reader = attach(delivery, rings.append)
-    delivery.deliver(1, [token(0)])
-    delivery.fail(JournalError("the disk is full"))
-    assert len(rings) == 1
-    assert delivery.take(reader) is not None
-    assert len(rings) == 2
-    with pytest.raises(JournalError, match="the disk is full"):
-        delivery.take(reader)
-
-
-def test_a_ring_that_fails_loses_its_reader_and_no_other() -> None:
-    def fails(reader: Reader) -> None:
-        raise RuntimeError("Event loop is closed")
-
-    delivery, rings = delivery_with("a"), []
-    attach(delivery, fails)
-    reader = attach(delivery, rings.append)
-    delivery.take(reader)
-    delivery.deliver(1, [token(0)])
-    assert len(rings) == 2
-
-
-def test_the_outbox_refuses_a_gap_a_repeat_and_a_token_after_the_end() -> None:
-    for index in (1, -1):
-        with pytest.raises(AssertionError):
-            delivery_with("a").deliver(1, [token(index)])
-    delivery = delivery_with("a")
-    delivery.deliver(1, [token(0)])
-    with pytest.raises(AssertionError, match="index 0, expected 1"):
-        delivery.deliver(1, [token(0)])
-    delivery.deliver(1, [RequestFinished(handle=1, reason="stop", num_output_tokens=1)])
-    with pytest.raises(AssertionError, match="after its end"):
-        delivery.deliver(1, [token(1)])
 
 
 def test_closing_waits_for_no_reader() -> None:
