@@ -15,7 +15,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,15 +133,22 @@ def num_request_events(records: list[list[Event]]) -> int:
     return sum(len(getattr(event, "handles", ())) or 1 for events in records for event in events)
 
 
-def reading(url: str, num_events: int) -> tuple[Spent, Spent]:
-    """Seconds for each of its request-events from disk: verified, and folded with every inline projection. Medians of some reads."""
-    reads = [_read(url) for _ in range(_READS)]
-    medians = (
-        [statistics.median(column) / num_events for column in zip(*each, strict=True)]
-        for each in zip(*reads, strict=True)
-    )
-    verified, folded = (Spent(*each) for each in medians)
-    return verified, folded
+def reading(urls: dict[str, str], num_events: int) -> dict[str, tuple[Spent, Spent]]:
+    """Seconds for each request-event from disk, by store: verified, and folded with every inline projection. Medians of turns."""
+    reads: dict[str, list[tuple[Spent, Spent]]] = {store: [] for store in urls}
+    os.sync()  # what was written before is on its way to the disk for seconds
+    for _ in range(_READS):
+        for store, url in urls.items():
+            reads[store].append(_read(url))
+    return {
+        store: (_median((v for v, _ in each), num_events), _median((f for _, f in each), num_events))
+        for store, each in reads.items()
+    }
+
+
+def _median(spent: Iterable[Spent], num_events: int) -> Spent:
+    walls, cpus = zip(*spent, strict=True)
+    return Spent(statistics.median(walls) / num_events, statistics.median(cpus) / num_events)
 
 
 def _read(url: str) -> tuple[Spent, Spent]:
@@ -224,8 +231,8 @@ def read_table(urls: dict[str, str], num_events: int) -> list[str]:
         "| request-events/s, from disk | verified | per CPU second | folded, with all inline projections | per CPU second |",
         "|---|---:|---:|---:|---:|",
     ]
-    for store, url in urls.items():
-        rates = (f"{1 / seconds:,.0f}" for spent in reading(url, num_events) for seconds in spent)
+    for store, each in reading(urls, num_events).items():
+        rates = (f"{1 / seconds:,.0f}" for spent in each for seconds in spent)
         lines.append(f"| {store} | {' | '.join(rates)} |")
     return lines
 
