@@ -5,14 +5,16 @@ user can't write gets one in a temporary file, which is gone afterwards: to ask 
 """
 
 import os
+import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from refold import migrations
 from refold.engine.audit.witness import check_nothing_lost
+from refold.engine.history.plain import listed
 from refold.journal.ends import EndInDoubt, check_end, check_parts
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.store import JournalReader
@@ -21,6 +23,7 @@ from refold.journal.stores.location import file_path, locate, shown
 from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.verify import Inspected
 from refold.projections.audit import beside
+from refold.projections.audit.parts import lost_tables, lost_views
 from refold.projections.audit.trailing import Batch, TrailingProjection
 from refold.projections.audit.writer import AuditWriter, Checkpoint
 
@@ -144,13 +147,39 @@ def _damage_beside(place: Place) -> JournalCorrupt | None:
     return None
 
 
-def open_writer(place: Place) -> AuditWriter:
-    """A writer at a place; a file of its own is made if it isn't there.
+def open_writer(place: Place, *, mends: bool = False) -> AuditWriter:
+    """A writer at a place; a file of its own is made if it isn't there. With `mends`, tables and views that are gone are made anew.
 
     Raises:
-        JournalError: it can't be, or mustn't: see `_check_end_in`.
+        JournalError: it can't be, or mustn't: see `_check_end_in`. Or a table is gone.
     """
     _check_end_in(place)
+    writer = _connected(place)
+    try:
+        there = writer.parts()
+    except BaseException:
+        writer.close()
+        raise
+    tables, views = lost_tables(there), lost_views(there)
+    if not tables and not (mends and views):  # to write, no view is needed
+        return writer
+    writer.close()
+    if not mends:
+        raise lost_parts(place, tables)
+    migrations.mend_read_model(place.path, place.url)
+    return _connected(place)
+
+
+def lost_parts(place: Place, names: Sequence[str]) -> JournalError:
+    """The error of a read model some of whose tables or views are gone."""
+    whose = shown(place.journal)
+    return JournalError(
+        f"{whose} has lost {listed(names)} of its read model, which holds nothing that the records don't: "
+        f"`refold audit rebuild {shlex.quote(whose)}` makes it anew"
+    )
+
+
+def _connected(place: Place) -> AuditWriter:
     if place.path is None:
         from refold.projections.audit.postgres_writer import PostgresAuditWriter  # noqa: PLC0415
 
@@ -195,7 +224,7 @@ def _caught_up(
 ) -> list[Checkpoint]:
     reader = open_reader(place.journal)
     try:
-        writer = open_writer(place)
+        writer = open_writer(place, mends=rebuilds)
         try:
             return _catch_up_all(reader, writer, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
         finally:
