@@ -226,7 +226,7 @@ def _caught_up(
     try:
         writer = open_writer(place, mends=rebuilds)
         try:
-            return _catch_up_all(reader, writer, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
+            return _catch_up_all(place, reader, writer, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
         finally:
             reader.close()  # first: then the writer's connection may be the last one, and folds the WAL
             writer.close()
@@ -235,6 +235,7 @@ def _caught_up(
 
 
 def _catch_up_all(
+    place: Place,
     reader: JournalReader,
     writer: AuditWriter,
     *,
@@ -242,9 +243,9 @@ def _catch_up_all(
     on_start: Callable[[int], None] | None,
     on_record: Watch | None,
 ) -> list[Checkpoint]:
-    streams = streams_of(reader)
+    streams = list(dict.fromkeys([*streams_of(reader), *writer.live_streams()]))
     for stream in streams:
-        _keep_what_is_lost(reader, writer, stream)
+        keep_what_is_lost(place, reader, writer, stream, accepts_end=rebuilds)
     if on_start is not None:
         on_start(sum(_num_behind(reader, writer, stream, rebuilds=rebuilds) for stream in streams))
     for stream in streams:
@@ -253,8 +254,12 @@ def _catch_up_all(
     return [found for stream in streams if (found := writer.live(stream)) is not None]
 
 
-def _keep_what_is_lost(reader: JournalReader, writer: AuditWriter, stream: str) -> None:
+def keep_what_is_lost(
+    place: Place, reader: JournalReader, writer: AuditWriter, stream: str, *, accepts_end: bool = False
+) -> None:
     """A read model of records of which a part is missing now isn't made anew: it's what is left of them.
+
+    With `accepts_end` it is, if nothing but itself tells that records behind the stream's end are missing.
 
     Raises:
         JournalCorrupt: it would be.
@@ -263,13 +268,25 @@ def _keep_what_is_lost(reader: JournalReader, writer: AuditWriter, stream: str) 
         return
     try:
         check_parts(reader, stream, live.position)
-        if reader.head(stream).position < live.position:
+        if (end := reader.head(stream).position) < live.position:
             check_end(reader, stream)
+            if not accepts_end:
+                raise _ends_before(place, end, live.position)
     except JournalCorrupt as error:
         what = f"the read model has {live.position} records, and is left as it is: --as-is asks it"
         kept = JournalCorrupt(f"{error}; {what}", position=error.position, kind=error.kind)
         kept.place = error.place or getattr(reader, "place", "")
         raise kept from error
+
+
+def _ends_before(place: Place, end: int, num_known: int) -> JournalCorrupt:
+    journal = shown(place.journal)
+    return JournalCorrupt(
+        f"{journal} ends at {end}, but its read model was made of records up to {num_known}: its end was lost or an older copy took "
+        f"its place; restore a newer one, or, to go on from there, `refold audit rebuild {shlex.quote(journal)}`",
+        position=end,
+        kind="truncated",
+    )
 
 
 def _num_behind(reader: JournalReader, writer: AuditWriter, stream: str, *, rebuilds: bool) -> int:
@@ -299,7 +316,7 @@ def _follow(place: Place, on_batch: Callable[[Batch], None], pause: Callable[[],
             while True:
                 for stream in streams_of(reader):
                     if stream not in trailing:
-                        _keep_what_is_lost(reader, writer, stream)
+                        keep_what_is_lost(place, reader, writer, stream)
                     known = trailing.setdefault(stream, TrailingProjection(reader, writer, stream, max_rows=4_000))
                     for batch in known.catch_up():
                         on_batch(batch)

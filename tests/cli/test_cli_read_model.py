@@ -2,13 +2,16 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from refold.engine.audit.inline import InlineAudit
 from refold.engine.audit.place import open_writer, place_of
+from refold.journal.stores import open_reader
 from tests.cli.command import assert_one_line_and_a_hint, refold, rows
 
 RUN = ("run", "--model", "simulated", "--max-tokens", 4, "hello", "--journal")
@@ -108,3 +111,84 @@ def test_of_a_read_model_that_is_mended_in_sqlite_all_is_as_in_a_new_one(tmp_pat
     with closing(open_writer(place_of(journal))) as ours, closing(open_writer(place_of(other))) as theirs:
         for question in (parts, told, listed, last):
             assert ours.execute(question) == theirs.execute(question)
+
+
+# -- records that the read model knows, and the journal has lost ------------------------------------------------------
+
+
+def cut(journal: str, num_lost: int) -> None:
+    """Cut off the last records of a journal in PostgreSQL, as they lie after a kill: the head that is stored lags behind."""
+    change(
+        journal,
+        f"DELETE FROM journal_records WHERE position >= (SELECT MAX(position) + 1 - {num_lost} FROM journal_records)",
+    )
+    change(journal, "UPDATE journal_streams SET head_position = 0, head_hash = decode(repeat('00', 32), 'hex')")
+
+
+@pytest.fixture
+def cut_off(postgres_server) -> str:
+    url = str(postgres_server.empty())
+    assert refold(*RUN, url).exit_code == 0
+    assert refold("audit", "requests", url).exit_code == 0
+    cut(url, 3)
+    return url
+
+
+ASKING = ["audit requests", "audit integrity", "audit follow"]
+
+
+@pytest.mark.parametrize("question", ASKING)
+def test_a_journal_that_ends_before_its_read_model_has_lost_its_end(cut_off: str, question: str) -> None:
+    (before,) = rows(refold("audit", "integrity", "--as-is", "--json", cut_off).stdout)
+    told = refold(*question.split(), cut_off)
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert_one_line_and_a_hint(told.stderr)
+    known = before["num_records"]
+    assert f"ends at {known - 3}, but its read model was made of records up to {known}: its end was lost" in told.stderr
+    assert rows(refold("audit", "integrity", "--as-is", "--json", cut_off).stdout) == [before], "it's left as it is"
+
+
+def test_who_goes_on_from_an_older_end_is_told_how_and_is_not_told_again(cut_off: str) -> None:
+    told = refold("audit", "requests", cut_off)
+    (command,) = re.findall(r"`(refold audit rebuild .*?)`", told.stderr)
+    rebuilt = refold(*shlex.split(command)[1:])
+    assert rebuilt.exit_code == 0, rebuilt.stderr
+    again = refold("audit", "integrity", "--json", cut_off)
+    assert again.exit_code == 0, again.stderr
+    assert "is lost" not in again.stderr
+
+
+def test_a_stream_that_is_gone_as_a_whole_is_missed_by_its_read_model(cut_off: str) -> None:
+    for table in ("journal_snapshots", "journal_records", "journal_streams"):
+        change(cut_off, f"DELETE FROM {table}")
+    told = refold("audit", "requests", cut_off)
+    assert told.exit_code == 3
+    assert "ends at 0, but its read model was made of records up to " in told.stderr
+    (command,) = re.findall(r"`(refold audit rebuild .*?)`", told.stderr)
+    assert refold(*shlex.split(command)[1:]).exit_code == 0
+    assert refold("audit", "requests", cut_off).exit_code == 0
+
+
+def test_an_engine_whose_journal_ends_before_its_read_model_leaves_that_as_it_is(cut_off: str) -> None:
+    before = rows(refold("audit", "integrity", "--as-is", "--json", cut_off).stdout)
+    with closing(open_reader(cut_off)) as reader:
+        inline = InlineAudit(reader, "main", cut_off)
+        inline.became_durable(reader.head().position)
+        inline.close()
+    assert rows(refold("audit", "integrity", "--as-is", "--json", cut_off).stdout) == before
+
+
+def test_an_older_copy_of_segments_with_its_mark_is_missed_by_the_read_model(tmp_path: Path) -> None:
+    journal, older = tmp_path / "segments", tmp_path / "older"
+    assert refold(*RUN, f"{journal}/").exit_code == 0
+    shutil.copytree(journal, older)
+    assert refold(*RUN, f"{journal}/").exit_code == 0
+    assert refold("audit", "requests", journal).exit_code == 0
+    shutil.rmtree(journal)
+    older.rename(journal)
+    told = refold("audit", "requests", journal)
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert_one_line_and_a_hint(told.stderr)
+    (command,) = re.findall(r"`(refold audit rebuild .*?)`", told.stderr)
+    assert refold(*shlex.split(command)[1:]).exit_code == 0
+    assert refold("audit", "requests", journal).exit_code == 0
