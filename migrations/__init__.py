@@ -25,6 +25,7 @@ __all__ = [
     "ensure",
     "ensure_read_model",
     "is_current",
+    "mend_read_model",
     "schema_is_current",
     "upgrade",
     "write_down",
@@ -87,6 +88,23 @@ def ensure_read_model(path: Path) -> None:
         from refold.migrations.files import upgrade_read_model  # noqa: PLC0415
 
         upgrade_read_model(path)
+
+
+def mend_read_model(path: Path | None, url: str | None) -> None:
+    """Make what is missing of the tables and views of a read model, in a SQLite file or in a PostgreSQL database.
+
+    Raises:
+        JournalError: it can't be written.
+    """
+    if path is not None:
+        from refold.migrations.files import mend_read_model_in  # noqa: PLC0415
+
+        mend_read_model_in(path)
+        return
+    from refold.migrations.postgres import mend_read_model_in_database  # noqa: PLC0415
+
+    assert url is not None, "a read model is in a file or in a database"
+    mend_read_model_in_database(url)
 
 
 def check() -> list[str]:

@@ -4,6 +4,7 @@ Most files are new. They get their tables in a tenth of the time that the migrat
 `python -m refold.migrations check` compares the two; whoever adds a migration writes the file again, with `write`.
 """
 
+import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -11,9 +12,14 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from refold.journal.stores.tables import VERSION_TABLE
+from refold.projections.audit.schema import TABLES
 
 FILE = "today.sql"
 _END = ";\n\n"
+_LIST = "audit_views"
+_OF_READ_MODEL = ("audit_", "ix_audit_")
+_MAKES = re.compile(r"(?:CREATE (TABLE|INDEX|VIEW)|INSERT INTO) (\w+)")
+OUTDATE = "UPDATE audit_projections SET version = 0"
 _HEADER = (
     "-- Written by `python -m refold.migrations write` from the migrations, which are where to change anything.\n\n"
 )
@@ -28,6 +34,40 @@ def make(connection: sa.Connection) -> None:
     """Make the tables and the views, inside the connection's transaction."""
     for statement in statements():
         connection.exec_driver_sql(statement)
+
+
+def mend(connection: sa.Connection) -> None:
+    """Make what is missing of a read model, and all its views, inside the connection's transaction.
+
+    The table that lists the views is made last, for the reason that revision 0004 gives. If a table was missing, so were rows: then
+    every projection is one to be built again.
+    """
+    there = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
+    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {_LIST}")
+    for statement in statements():
+        kind, name = _made_by(statement)
+        if kind == "VIEW":
+            connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
+        if kind == "VIEW" or name == _LIST or (name.startswith(_OF_READ_MODEL) and name not in there):
+            connection.exec_driver_sql(statement)
+    _tell_planner(connection)
+    if not {table.name for table in TABLES} - {_LIST} <= there:
+        connection.exec_driver_sql(OUTDATE)
+
+
+def _made_by(statement: str) -> tuple[str, str]:
+    """What a statement makes, and the name of that; or `ROW` and the table that it puts one into."""
+    if made := _MAKES.match(statement):
+        return made[1] or "ROW", made[2]
+    return "", ""
+
+
+def _tell_planner(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("ANALYZE audit_projections")
+    connection.exec_driver_sql("DELETE FROM sqlite_stat1 WHERE tbl LIKE 'audit\\_%' ESCAPE '\\'")
+    for statement in statements():
+        if _made_by(statement) == ("ROW", "sqlite_stat1"):
+            connection.exec_driver_sql(statement)
 
 
 @cache

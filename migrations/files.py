@@ -55,6 +55,12 @@ def upgrade_read_model(path: Path) -> None:
             _upgrade(connection, path, beside.APPLICATION_ID)
 
 
+def mend_read_model_in(path: Path) -> None:
+    """Make what is missing of the read model in a SQLite file."""
+    with writing(path) as connection:
+        at_once.mend(connection)
+
+
 def _upgrade(connection: sa.Connection, path: Path, application_id: int = APPLICATION_ID) -> None:
     if at_once.is_blank(connection):  # asked inside the transaction: who waited for another's finds its tables
         at_once.make(connection)

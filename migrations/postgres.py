@@ -10,7 +10,14 @@ from alembic.util.exc import CommandError
 from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.stores import postgres_columns, postgres_engine, postgres_owner
 from refold.journal.stores.location import shown
+from refold.migrations.at_once import OUTDATE
 from refold.migrations.run import config_of, context_of, one_at_a_time
+from refold.migrations.views import newest_view
+from refold.projections.audit.catalogue import VIEWS
+from refold.projections.audit.parts import IN_POSTGRESQL, lost_tables, lost_views
+from refold.projections.audit.schema import VIEW_LIST
+from refold.projections.audit.tables import BUILT
+from refold.projections.audit.tables import metadata as audit_metadata
 
 _PATIENCE_MS = 30_000
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('refold.migrations', 0))"
@@ -48,6 +55,27 @@ def upgrade_database(url: str) -> bool:
             command.upgrade(config_of(connection), "head")
     assert is_current_database(url), "a migrated database is current"
     return True
+
+
+def mend_read_model_in_database(url: str) -> None:
+    """Make the tables, indexes and views that are missing of the read model; those that are there stay, with the rights to them.
+
+    If a table was missing, so were rows: then every projection is one to be built again.
+    """
+    with _connected(url, "mend") as connection, connection.begin():
+        connection.exec_driver_sql(_LOCK)
+        there = set(connection.exec_driver_sql(IN_POSTGRESQL).scalars())
+        audit_metadata.create_all(connection)
+        for index in (index for table in BUILT.values() for index in table.indexes):
+            index.create(connection, checkfirst=True)
+        for view in lost_views(there):
+            connection.execute(sa.text(f"CREATE VIEW {view} AS {newest_view(view)}"))
+        lost = lost_tables(there)
+        if VIEW_LIST.name in lost:
+            rows = [{"name": view.name, "question": view.question} for view in VIEWS]
+            connection.execute(sa.insert(BUILT[VIEW_LIST.name]), rows)
+        if {*lost} - {VIEW_LIST.name}:
+            connection.exec_driver_sql(OUTDATE)
 
 
 def revision_of_database(url: str) -> str | None:

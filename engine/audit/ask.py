@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refold.engine.audit.place import Place, derived
+from refold.engine.audit.place import Place, derived, lost_parts
 from refold.engine.history.plain import is_unicode
 from refold.journal.errors import Rejected
 from refold.journal.stores.location import shown
 from refold.journal.stores.sqlite_file import connect_readonly, explain
+from refold.projections.audit.parts import IN_POSTGRESQL, IN_SQLITE, lost_tables, lost_views
+from refold.projections.audit.schema import TABLES
 
 _FETCH_ROWS = 1_000
 _PATIENCE_OPCODES = 200_000
@@ -74,6 +76,7 @@ class Questions:
         Raises:
             JournalError: it can't be opened.
         """
+        self._place = place
         self._name = shown(place.url) if place.url is not None else str(place.path)
         self._sqlite = _open_sqlite(place.path) if place.path is not None else None
         self._postgres = _Postgres(place.url) if place.url is not None else None
@@ -88,9 +91,25 @@ class Questions:
 
         Raises:
             Rejected: it isn't one that reads, or isn't SQL.
+            JournalError: the read model has lost what it asks about.
             KeyboardInterrupt: the user has had enough.
         """
         check_reads(sql)
+        try:
+            return self._ask(sql, parameters)
+        except Rejected as error:
+            if lost := [name for name in self._lost() if name in str(error)]:
+                raise lost_parts(self._place, lost) from error
+            raise
+
+    def _lost(self) -> list[str]:
+        """What has been dropped of the read model; nothing, where there has never been one."""
+        rows = self._ask(IN_POSTGRESQL if self._postgres is not None else IN_SQLITE, ()).rows
+        there = {name for (name,) in rows}
+        tables = lost_tables(there)
+        return [] if len(tables) == len(TABLES) else [*tables, *lost_views(there)]
+
+    def _ask(self, sql: str, parameters: Sequence[Any]) -> Answer:
         if self._postgres is not None:
             return self._postgres.ask(sql, parameters)
         assert self._sqlite is not None

@@ -9,7 +9,7 @@ what is missing first.
 import threading
 import time
 
-from refold.engine.audit.place import open_writer, place_of
+from refold.engine.audit.place import keep_what_is_lost, open_writer, place_of
 from refold.engine.logs import get_logger
 from refold.journal.errors import RefoldError
 from refold.journal.store import JournalReader
@@ -59,8 +59,10 @@ class InlineAudit:
     def _work(self) -> None:
         assert self._journal is not None
         try:
-            writer = open_writer(place_of(self._journal))
+            place = place_of(self._journal)
+            writer = open_writer(place)
             try:
+                keep_what_is_lost(place, self._store, writer, self._stream)
                 trailing = TrailingProjection(self._store, writer, self._stream, max_rows=_BATCH_ROWS)
                 while self._wait():
                     self._catch_up(trailing)

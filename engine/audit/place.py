@@ -5,14 +5,16 @@ user can't write gets one in a temporary file, which is gone afterwards: to ask 
 """
 
 import os
+import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from refold import migrations
 from refold.engine.audit.witness import check_nothing_lost
+from refold.engine.history.plain import listed
 from refold.journal.ends import EndInDoubt, check_end, check_parts
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.store import JournalReader
@@ -21,6 +23,7 @@ from refold.journal.stores.location import file_path, locate, shown
 from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.verify import Inspected
 from refold.projections.audit import beside
+from refold.projections.audit.parts import lost_tables, lost_views
 from refold.projections.audit.trailing import Batch, TrailingProjection
 from refold.projections.audit.writer import AuditWriter, Checkpoint
 
@@ -144,13 +147,39 @@ def _damage_beside(place: Place) -> JournalCorrupt | None:
     return None
 
 
-def open_writer(place: Place) -> AuditWriter:
-    """A writer at a place; a file of its own is made if it isn't there.
+def open_writer(place: Place, *, mends: bool = False) -> AuditWriter:
+    """A writer at a place; a file of its own is made if it isn't there. With `mends`, tables and views that are gone are made anew.
 
     Raises:
-        JournalError: it can't be, or mustn't: see `_check_end_in`.
+        JournalError: it can't be, or mustn't: see `_check_end_in`. Or a table is gone.
     """
     _check_end_in(place)
+    writer = _connected(place)
+    try:
+        there = writer.parts()
+    except BaseException:
+        writer.close()
+        raise
+    tables, views = lost_tables(there), lost_views(there)
+    if not tables and not (mends and views):  # to write, no view is needed
+        return writer
+    writer.close()
+    if not mends:
+        raise lost_parts(place, tables)
+    migrations.mend_read_model(place.path, place.url)
+    return _connected(place)
+
+
+def lost_parts(place: Place, names: Sequence[str]) -> JournalError:
+    """The error of a read model some of whose tables or views are gone."""
+    whose = shown(place.journal)
+    return JournalError(
+        f"{whose} has lost {listed(names)} of its read model, which holds nothing that the records don't: "
+        f"`refold audit rebuild {shlex.quote(whose)}` makes it anew"
+    )
+
+
+def _connected(place: Place) -> AuditWriter:
     if place.path is None:
         from refold.projections.audit.postgres_writer import PostgresAuditWriter  # noqa: PLC0415
 
@@ -195,9 +224,9 @@ def _caught_up(
 ) -> list[Checkpoint]:
     reader = open_reader(place.journal)
     try:
-        writer = open_writer(place)
+        writer = open_writer(place, mends=rebuilds)
         try:
-            return _catch_up_all(reader, writer, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
+            return _catch_up_all(place, reader, writer, rebuilds=rebuilds, on_start=on_start, on_record=on_record)
         finally:
             reader.close()  # first: then the writer's connection may be the last one, and folds the WAL
             writer.close()
@@ -206,6 +235,7 @@ def _caught_up(
 
 
 def _catch_up_all(
+    place: Place,
     reader: JournalReader,
     writer: AuditWriter,
     *,
@@ -213,9 +243,9 @@ def _catch_up_all(
     on_start: Callable[[int], None] | None,
     on_record: Watch | None,
 ) -> list[Checkpoint]:
-    streams = streams_of(reader)
+    streams = list(dict.fromkeys([*streams_of(reader), *writer.live_streams()]))
     for stream in streams:
-        _keep_what_is_lost(reader, writer, stream)
+        keep_what_is_lost(place, reader, writer, stream, accepts_end=rebuilds)
     if on_start is not None:
         on_start(sum(_num_behind(reader, writer, stream, rebuilds=rebuilds) for stream in streams))
     for stream in streams:
@@ -224,8 +254,12 @@ def _catch_up_all(
     return [found for stream in streams if (found := writer.live(stream)) is not None]
 
 
-def _keep_what_is_lost(reader: JournalReader, writer: AuditWriter, stream: str) -> None:
+def keep_what_is_lost(
+    place: Place, reader: JournalReader, writer: AuditWriter, stream: str, *, accepts_end: bool = False
+) -> None:
     """A read model of records of which a part is missing now isn't made anew: it's what is left of them.
+
+    With `accepts_end` it is, if nothing but itself tells that records behind the stream's end are missing.
 
     Raises:
         JournalCorrupt: it would be.
@@ -234,13 +268,25 @@ def _keep_what_is_lost(reader: JournalReader, writer: AuditWriter, stream: str) 
         return
     try:
         check_parts(reader, stream, live.position)
-        if reader.head(stream).position < live.position:
+        if (end := reader.head(stream).position) < live.position:
             check_end(reader, stream)
+            if not accepts_end:
+                raise _ends_before(place, end, live.position)
     except JournalCorrupt as error:
         what = f"the read model has {live.position} records, and is left as it is: --as-is asks it"
         kept = JournalCorrupt(f"{error}; {what}", position=error.position, kind=error.kind)
         kept.place = error.place or getattr(reader, "place", "")
         raise kept from error
+
+
+def _ends_before(place: Place, end: int, num_known: int) -> JournalCorrupt:
+    journal = shown(place.journal)
+    return JournalCorrupt(
+        f"{journal} ends at {end}, but its read model was made of records up to {num_known}: its end was lost or an older copy took "
+        f"its place; restore a newer one, or, to go on from there, `refold audit rebuild {shlex.quote(journal)}`",
+        position=end,
+        kind="truncated",
+    )
 
 
 def _num_behind(reader: JournalReader, writer: AuditWriter, stream: str, *, rebuilds: bool) -> int:
@@ -270,7 +316,7 @@ def _follow(place: Place, on_batch: Callable[[Batch], None], pause: Callable[[],
             while True:
                 for stream in streams_of(reader):
                     if stream not in trailing:
-                        _keep_what_is_lost(reader, writer, stream)
+                        keep_what_is_lost(place, reader, writer, stream)
                     known = trailing.setdefault(stream, TrailingProjection(reader, writer, stream, max_rows=4_000))
                     for batch in known.catch_up():
                         on_batch(batch)

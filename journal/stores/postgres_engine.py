@@ -21,7 +21,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, NotFound, Schema
 from refold.journal.stores.database import Fate
 from refold.journal.stores.location import shown
 from refold.journal.stores.postgres_columns import require_columns
-from refold.journal.stores.sqlite_file import TABLE_VERSION
+from refold.journal.stores.sqlite_file import TABLE_VERSION, rebuilding
 from refold.journal.stores.tables import VERSION_TABLE
 
 _CONNECT_ARGS = {
@@ -146,7 +146,12 @@ def explain(error: sa.exc.SQLAlchemyError, name: str, doing: str) -> JournalErro
     text = " ".join(str(getattr(error, "orig", None) or error).split())
     if code in {"XX001", "XX002"}:
         return JournalCorrupt(f"{name} is damaged ({text}): restore it from a backup", position=0, kind="undecodable")
-    remedy = _REMEDIES.get(code) or _REMEDIES.get(code[:2]) or (_LOST if is_lost(error) else "see the cause")
+    remedy = (
+        rebuilding(text, name)
+        or _REMEDIES.get(code)
+        or _REMEDIES.get(code[:2])
+        or (_LOST if is_lost(error) else "see the cause")
+    )
     return JournalError(f"cannot {doing} {name}: {text}; {remedy}")
 
 

@@ -15,6 +15,7 @@ Facts of SQLite that this package stands on:
 
 import contextlib
 import os
+import re
 import shlex
 import sqlite3
 from pathlib import Path
@@ -33,6 +34,7 @@ BUSY_TIMEOUT_S = 5.0
 _OUR_TABLES = {"journal_streams", "journal_records"}
 _READ_TABLES = ("journal_streams", "journal_records", "journal_archives")
 ORPHANED_SQL = "SELECT EXISTS (SELECT 1 FROM journal_records) AND NOT EXISTS (SELECT 1 FROM journal_streams)"
+_NO_READ_MODEL = re.compile(r'no such table: (?:main\.)?audit_|relation "audit_\w+" does not exist')
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another program holds its lock; close that program and try again",
     sqlite3.SQLITE_LOCKED: "another program holds its lock; close that program and try again",
@@ -66,8 +68,16 @@ def explain(error: Exception, path: Path, doing: str, position: int = 0) -> Jour
             f"cannot read {path}: it is there, and this user has no right to read it; give it that right"
         )
     remedy = _REMEDIES.get(primary, "see the cause") if primary is not None else "see the cause"
+    remedy = rebuilding(str(error), str(path)) or remedy
     room = room_at(path) if primary in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR} else ""
     return JournalError(f"cannot {doing} {path}: {error}{room}; {remedy}")
+
+
+def rebuilding(complaint: str, journal: str) -> str:
+    """What a database complains of that misses a table of the read model, which redactions write to, is mended by; else nothing."""
+    if not _NO_READ_MODEL.search(complaint):
+        return ""
+    return f"it is of the read model: `refold audit rebuild {shlex.quote(journal)}` makes it anew, of the records"
 
 
 def _is_unreadable(path: Path) -> bool:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from refold.journal.stores import postgres_engine
 from refold.journal.stores.location import shown
+from refold.projections.audit.parts import IN_POSTGRESQL
 from refold.projections.audit.schema import Table
 from refold.projections.audit.writer import AuditWriter
 
@@ -19,6 +20,7 @@ class PostgresAuditWriter(AuditWriter):
 
     mark = "%s"
     lock_row = " FOR UPDATE"
+    parts_sql = IN_POSTGRESQL
 
     def __init__(self, url: str) -> None:
         """Connect.

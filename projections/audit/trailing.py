@@ -93,10 +93,12 @@ class TrailingProjection:
         """The projection to go on with."""
         self._story = None
         for old in self._writer.retired(self._stream):
-            self._clear(old)
+            self._clear(old.projection_id)
         live = self._writer.live(self._stream)
         if live is not None and not self._rebuilds and self._is_sound(live):
             return live
+        for projection_id in self._writer.unlisted():
+            self._clear(projection_id)
         if live is None:
             return self._writer.begin(self._stream, is_live=True)
         return self._shadow()
@@ -105,7 +107,7 @@ class TrailingProjection:
         """One beside the live one: begun before, if that was sound."""
         shadow = self._writer.shadow(self._stream)
         if shadow is not None and not (self._is_sound(shadow) and shadow.damage is None):
-            self._clear(shadow)
+            self._clear(shadow.projection_id)
             shadow = None
         return shadow or self._writer.begin(self._stream, is_live=False)
 
@@ -140,8 +142,8 @@ class TrailingProjection:
         self._rebuilds = False
         self._checkpoint = self._story = None
 
-    def _clear(self, old: Checkpoint) -> None:
-        for _ in self._writer.discard(old.projection_id):
+    def _clear(self, projection_id: int) -> None:
+        for _ in self._writer.discard(projection_id):
             pass
 
     # -- one batch ----------------------------------------------------------------------------------------------------

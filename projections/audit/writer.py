@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from refold.projections.audit.parts import IN_SQLITE
 from refold.projections.audit.rows import Change
 from refold.projections.audit.schema import FACTS, PROJECTION_VERSION, PROJECTIONS, Mode, Table
 
@@ -85,6 +86,7 @@ class AuditWriter(ABC):
 
     mark = "?"
     lock_row = ""
+    parts_sql = IN_SQLITE
 
     # -- what a database brings ---------------------------------------------------------------------------------------
 
@@ -108,6 +110,10 @@ class AuditWriter(ABC):
         """Rows that are not there."""
         self.execute_many(insert_sql(table, "insert", self.mark), rows)
 
+    def parts(self) -> set[str]:
+        """The names of the tables and views that are there, those of others among them."""
+        return {name for (name,) in self.execute(self.parts_sql)}
+
     # -- projections --------------------------------------------------------------------------------------------------
 
     def live(self, stream: str) -> Checkpoint | None:
@@ -129,8 +135,7 @@ class AuditWriter(ABC):
             there = self._find(stream, int(is_live))
             if there is not None:
                 return there
-            ((last,),) = self.execute("SELECT COALESCE(MAX(projection_id), 0) FROM audit_projections")
-            new = Checkpoint(last + 1, stream, is_live=int(is_live))
+            new = Checkpoint(self._last_id() + 1, stream, is_live=int(is_live))
             marks = ", ".join([self.mark] * len(new))
             self.execute(f"INSERT INTO audit_projections ({_FIELDS}) VALUES ({marks})", new)  # noqa: S608 - our own names
         return new
@@ -208,6 +213,31 @@ class AuditWriter(ABC):
                 f"DELETE FROM audit_projections WHERE projection_id = {self.mark} AND is_live <> 1",  # noqa: S608
                 (projection_id,),
             )
+
+    def live_streams(self) -> list[str]:
+        """The streams that the views show something of."""
+        return [name for (name,) in self.execute("SELECT stream FROM audit_projections WHERE is_live = 1 ORDER BY 1")]
+
+    def unlisted(self) -> list[int]:
+        """Projections that have rows and aren't in `audit_projections`, from which somebody has deleted them. Nobody goes on with one."""
+        found = {number for table in FACTS for number in self._ids_in(table)}
+        listed = {
+            number for (number,) in self.execute("SELECT projection_id FROM audit_projections")
+        }  # last: some are new
+        return sorted(found - listed)
+
+    def _ids_in(self, table: Table) -> Iterator[int]:
+        """The projections that have rows in a table, each found by the key."""
+        sql = f"SELECT MIN(projection_id) FROM {table.name} WHERE projection_id > {self.mark}"  # noqa: S608 - our own names
+        last = -1
+        while (last := self.execute(sql, (last,))[0][0]) is not None:
+            yield last
+
+    def _last_id(self) -> int:
+        """The largest that any row has: one that isn't listed any more isn't given again."""
+        ids = [f"SELECT MAX(projection_id) AS id FROM {table.name}" for table in (PROJECTIONS, *FACTS)]  # noqa: S608
+        ((last,),) = self.execute(f"SELECT COALESCE(MAX(id), 0) FROM ({' UNION ALL '.join(ids)}) AS t")  # noqa: S608
+        return int(last)
 
     def _find(self, stream: str, is_live: int) -> Checkpoint | None:
         sql = (

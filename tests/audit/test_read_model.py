@@ -78,9 +78,10 @@ def test_a_read_model_of_an_older_version_is_built_again(url):
     assert contents(url, NAMES) == before
 
 
-def test_a_journal_that_was_replaced_by_another_is_projected_anew(tmp_path):
+def replaced(tmp_path, num_records):
+    """A journal of 80 records that was audited, and another of so many records in its place; and what that is in the read model."""
     url = audited(path_url(tmp_path, "first.db"), LIFE[:80])
-    other = sealed(simulated(6))[:40]
+    other = sealed(simulated(6))[:num_records]
     expected = contents(audited(path_url(tmp_path, "other.db"), other), NAMES)
     connection = sqlite3.connect(url)
     connection.execute("DELETE FROM journal_records")
@@ -89,7 +90,20 @@ def test_a_journal_that_was_replaced_by_another_is_projected_anew(tmp_path):
     connection.close()
     mark_file(Path(url)).unlink(missing_ok=True)
     write(url, other)
+    return url, expected
+
+
+def test_a_journal_that_was_replaced_by_another_is_projected_anew(tmp_path):
+    url, expected = replaced(tmp_path, 90)
     catch_up(place_of(url))
+    assert contents(url, NAMES) == expected
+
+
+def test_one_that_was_replaced_by_a_shorter_one_has_lost_its_end_until_it_is_rebuilt(tmp_path):
+    url, expected = replaced(tmp_path, 40)
+    with pytest.raises(JournalCorrupt, match=r"ends at 40, .* made of records up to 80: .* `refold audit rebuild "):
+        catch_up(place_of(url))
+    catch_up(place_of(url), rebuilds=True)
     assert contents(url, NAMES) == expected
 
 
