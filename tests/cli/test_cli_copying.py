@@ -1,7 +1,9 @@
 """`copy` of journals that aren't whole, and to targets that can't be opened: what it says, and what can be done next."""
 
+import os
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 from contextlib import closing
@@ -129,6 +131,32 @@ def test_of_a_damaged_target_the_hint_names_the_target_and_another_copy(journal:
     assert f"{target}: record 7 " in done.stderr
     commands = COMMAND.findall(done.stderr)
     assert f"refold log --until 6 {target}" in commands
+    for command in commands:
+        again = refold(*shlex.split(command.replace("NEW", str(tmp_path / "new.db")))[1:])
+        assert again.exit_code == 0, (command, again.stderr)
+    assert num_records(tmp_path / "new.db") == num_records(journal)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "segments"])
+def test_of_a_target_that_has_lost_its_end_the_hint_names_the_target_and_another_copy(
+    journal: Path, tmp_path: Path, kind: str
+) -> None:
+    target = tmp_path / ("old.db" if kind == "sqlite" else "old")
+    place = str(target) if kind == "sqlite" else f"{target}/"
+    assert refold("copy", journal, place).exit_code == 0
+    if kind == "sqlite":
+        older = tmp_path / "older.db"
+        write_journal(older, [eventful_lives()[0][0]])
+        shutil.copy(older, target)
+    else:
+        segment = next((target / "main").glob("*.seg"))
+        os.truncate(segment, segment.stat().st_size * 2 // 3)
+    done = refold("copy", journal, place)
+    assert done.exit_code == 3
+    assert_one_line_and_a_hint(done.stderr)
+    commands = COMMAND.findall(done.stderr.splitlines()[1])
+    left = [str(target)] if kind == "sqlite" else []  # nothing is whole of the segment that was cut
+    assert [shlex.split(command)[-1] for command in commands] == [*left, "NEW"]
     for command in commands:
         again = refold(*shlex.split(command.replace("NEW", str(tmp_path / "new.db")))[1:])
         assert again.exit_code == 0, (command, again.stderr)
