@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from refold.engine.cli.unfinished import UnderWay, telling_what_is_there
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
 from tests.cli.command import assert_one_line_and_a_hint, process, refold, rows
@@ -224,6 +225,20 @@ def test_with_json_an_interrupted_copy_reports_how_far_it_came_and_the_same_comm
     assert b"the same command goes on from there" in stderr
     (report,) = rows(refold("copy", "--json", source, target).stdout)
     assert (report["ok"], report["num_records"]) == (True, head.position)
+
+
+def test_with_json_a_copy_that_is_interrupted_before_it_has_begun_reports_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), telling_what_is_there(UnderWay("a.db", "b.db"), as_json=True):
+        raise KeyboardInterrupt
+    (report,) = rows(capsys.readouterr().out)
+    assert (report["ok"], report["stream"], report["num_records"], report["message"]) == (
+        False,
+        None,
+        None,
+        "interrupted",
+    )
 
 
 def test_a_target_with_more_records_than_its_source_may_have_what_that_has_lost(journal: Path, tmp_path: Path) -> None:

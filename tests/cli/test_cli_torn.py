@@ -179,6 +179,12 @@ def test_of_a_journal_that_has_lost_its_end_no_request_is_said_not_to_be_in_it(e
     assert "were acknowledged here: its end was lost" in told.stderr
 
 
+def test_migrate_tells_of_a_lost_end_once(ended_early: Path) -> None:
+    told = refold("migrate", ended_early)
+    assert told.exit_code == 3
+    assert_one_line_and_a_hint(told.stderr)
+
+
 def test_a_question_about_a_request_that_may_be_behind_damage_has_no_answer(journal: Path, ended_early: Path) -> None:
     told = refold("audit", "requests", "--request", "new", ended_early)
     assert (told.exit_code, told.stdout) == (3, "")
