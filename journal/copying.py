@@ -59,7 +59,8 @@ def copy_stream(
     """
     doubt = check_source(source, stream, accepts_end=accepts_end)
     goal = source.head(stream)
-    start = target.open_replica(stream)
+    with naming(target):
+        start = target.open_replica(stream)
     check_beginning(source, stream, start, goal)
     on_records(start.position)
     try:

@@ -19,7 +19,7 @@ from refold.journal.ends import EndInDoubt, check_end, check_parts
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound
 from refold.journal.store import JournalReader
 from refold.journal.stores import open_reader
-from refold.journal.stores.location import file_path, locate, shown
+from refold.journal.stores.location import NoStore, file_path, locate, shown
 from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.verify import Inspected
 from refold.projections.audit import beside
@@ -56,7 +56,7 @@ def place_of(journal: str) -> Place:
     if location.kind == "postgresql":
         return Place(journal, None, location.url)
     if location.kind == "memory":
-        raise JournalError("a memory: journal can't be asked by SQL: give the engine a journal file or database")
+        raise NoStore("a memory: journal can't be asked by SQL: give the engine a journal file or database")
     path = file_path(location)
     if location.kind == "sqlite":
         return Place(journal, path, None)

@@ -192,18 +192,21 @@ _FILTERS = {
 }
 
 
-def _about_known(request_id: str, answer: Answer, asked: Questions) -> Answer:
+def _about_known(request_id: str, answer: Answer, asked: Questions, journal: str) -> Answer:
     """An answer about a request, of which nothing is shown yet: if it is empty, there may be no such request.
 
     Raises:
-        Complaint: there is none.
+        Complaint: there is none; or none before the damage, and nobody knows what is behind it.
     """
     first = next(answer.rows, None)
     if first is not None:
         return answer._replace(rows=chain([first], answer.rows))
     known = [str(row[0]) for row in asked.ask("SELECT request_id FROM requests").rows]
     if request_id not in known:
-        raise unknown_request(request_id, similar(request_id, known))
+        unknown = unknown_request(request_id, similar(request_id, known), journal)
+        if unknown.status == NOT_SO and next(asked.ask("SELECT 1 FROM integrity WHERE damage IS NOT NULL").rows, None):
+            raise Complaint(f"{unknown} before the damage", unknown.hint, UNREADABLE)
+        raise unknown
     return answer._replace(rows=iter(()))
 
 
@@ -239,7 +242,7 @@ def _query(view: View) -> click.Command:
                 sql += f" LIMIT {limit}"
             answer = asked.ask(sql, list(chosen.values()))
             if "request_id" in chosen:
-                answer = _about_known(chosen["request_id"], answer, asked)
+                answer = _about_known(chosen["request_id"], answer, asked, journal)
             if view.name == "integrity":
                 answer, damage = _checked(answer, journal, as_is=as_is)
             num = show(answer, as_json=as_json, as_csv=as_csv)

@@ -22,7 +22,8 @@ from refold.engine.cli.progress import bar
 from refold.engine.cli.unfinished import UnderWay, telling_what_is_there
 from refold.engine.history.plain import count, safe
 from refold.journal.copying import check_source
-from refold.journal.errors import JournalError, Rejected
+from refold.journal.errors import JournalCorrupt, JournalError, Rejected
+from refold.journal.naming import name
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
 from refold.journal.store import DEFAULT_STREAM
@@ -177,13 +178,17 @@ def _streams(reader: "JournalReader", stream: str | None) -> list[str]:
 def _open_target(target: str) -> ReplicaStore:
     from refold.engine.folding import warn_of_doubt
     from refold.journal.stores import open_store
-    from refold.journal.stores.location import locate
+    from refold.journal.stores.location import locate, place_of
     from refold.migrations import ensure
 
     if locate(target).kind == "memory":
         raise Rejected("a copy in memory: would be gone at once: name a file, a folder or a database")
-    ensure(target)
-    store = open_store(target)
+    try:
+        ensure(target)
+        store = open_store(target)
+    except JournalCorrupt as error:
+        name(error, place_of(target))
+        raise
     warn_of_doubt(store)
     if not isinstance(store, ReplicaStore):
         raise JournalError(f"{target!r} is a store that takes no copies: it has no open_replica")

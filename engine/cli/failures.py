@@ -23,7 +23,7 @@ from refold.journal.errors import (
     WorkerLost,
 )
 from refold.journal.naming import name
-from refold.journal.stores.location import locate, place_of
+from refold.journal.stores.location import NoStore, locate, place_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -63,6 +63,7 @@ _BLAMES: tuple[tuple[type[BaseException], _Blame], ...] = (
     (Fenced, _Blame(OWNED, "another engine has this journal now; what it says is what holds")),
     (PositionConflict, _Blame(OWNED, "someone else appended to this journal; start again")),
     (SchemaTooNew, _Blame(TOO_NEW, "`refold --version` says which one this is; nothing was changed")),
+    (NoStore, _Blame(UNREADABLE, NO_JOURNAL)),
     (JournalError, _Blame(UNREADABLE, GOES_ON)),
     (Rejected, _Blame(USAGE, _HELP)),
     (WorkerLost, _Blame(BUG, "the journal is whole: run the same command again to carry on")),

@@ -2,7 +2,17 @@
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, named, reading, streams_of, verb, write, write_json
+from refold.engine.cli.console import (
+    journal_argument,
+    json_option,
+    named,
+    reading,
+    require_journal,
+    streams_of,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import NOT_SO, Complaint
 from refold.engine.cli.typed import typed
 
@@ -46,10 +56,11 @@ def _refuse_damaged(journal: str) -> None:
     from refold.engine.cli.progress import bar
     from refold.engine.history.kept import check_all_there_is
 
-    with reading(journal) as reader:
+    with reading(journal, tells_doubt=False) as reader:  # what is known to be lost is told as damage
         for stream in streams_of(reader):
             with bar("checking", reader.head(stream).position, "records") as progress:
                 check_all_there_is(reader, stream, progress.advance)
+    require_journal(journal)  # says so if nobody can tell whether its end is gone
 
 
 def _refuse_absent(journal: str) -> None:

@@ -62,7 +62,7 @@ def _lift(journal: str, request_id: str) -> None:
         kept = [name for each in quarantined_at_rest(journal) for name in each.request_ids]
         names = names_in(journal)
         if names.handle_of(request_id) is None and request_id:
-            raise unknown_request(request_id, kept or names.similar(request_id)) from error
+            raise unknown_request(request_id, kept or names.similar(request_id), journal) from error
         whose = (
             f"quarantined is what {listed([repr(name) for name in kept])} asked for"
             if kept

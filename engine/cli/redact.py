@@ -32,7 +32,7 @@ def command(reason: str, as_json: bool, journal: str, request_id: str) -> None:
     try:
         done = redact_at_rest(journal, request_id, reason)
     except NotFound as error:
-        raise unknown_request(request_id, names_in(journal).similar(request_id)) from error
+        raise unknown_request(request_id, names_in(journal).similar(request_id), journal) from error
     if as_json:
         write_json({"schema": "refold.redact/1", "request_id": request_id, "records": done.records, "left": done.left})
     else:

@@ -53,9 +53,9 @@ def command(request_id: str, as_json: bool, journal: str) -> None:
     with reading(journal) as reader:
         broken = _follow(story, reader, waits)
     if story.life is None:
-        raise (
-            unknown_request(request_id, story.names.similar(request_id)) if broken is None else damaged(broken, journal)
-        )
+        if broken is not None:
+            raise damaged(broken, journal)
+        raise unknown_request(request_id, story.names.similar(request_id), journal)
     text = text_of(story.life)
     if as_json:
         told = msgspec.to_builtins(story.life)

@@ -54,8 +54,8 @@ def telling_what_is_there(under_way: UnderWay, *, as_json: bool) -> Iterator[Non
     except KeyboardInterrupt:
         if under_way.stream is not None:
             note(f"refold: {_so_far(under_way)}")
-            if as_json:
-                write_json(under_way.failed("interrupted"))
+        if as_json:
+            write_json(under_way.failed("interrupted"))
         raise
     except (RefoldError, Complaint) as error:
         if as_json:

@@ -1,19 +1,39 @@
 """A request that the journal doesn't have: the answer is "not found", with ids that it has."""
 
+import contextlib
 from collections.abc import Sequence
 
-from refold.engine.cli.console import reading
-from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.console import reading, streams_of
+from refold.engine.cli.failures import NOT_SO, Complaint, damaged
 from refold.engine.history.plain import listed
 from refold.engine.history.relations import Names
 from refold.journal.codec import events_among
+from refold.journal.ends import EndInDoubt, check_end
+from refold.journal.errors import JournalError
 from refold.journal.events import RequestSubmitted
 
 
-def unknown_request(request_id: str, similar: Sequence[str]) -> Complaint:
-    """The complaint about an id that the journal doesn't have; `similar` are ids that it has."""
+def unknown_request(request_id: str, similar: Sequence[str], journal: str) -> Complaint:
+    """The complaint about an id that the journal doesn't have; `similar` are ids that it has.
+
+    Of a journal that has lost its end nobody knows which it had: then the complaint is about that.
+    """
+    if (lost := _lost_end(journal)) is not None:
+        return damaged(lost, journal)
     hint = f"it has {listed([repr(s) for s in similar])}" if similar else "it has no request at all"
     return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
+
+
+def _lost_end(journal: str) -> EndInDoubt | None:
+    """What is known to be lost of it; of one that can't be read, as where its read model alone was asked, nothing is."""
+    with contextlib.suppress(JournalError, Complaint), reading(journal, tells_doubt=False) as reader:
+        for stream in streams_of(reader):
+            try:
+                check_end(reader, stream)
+            except EndInDoubt as error:
+                if error.kind == "truncated":
+                    return error
+    return None
 
 
 def names_in(journal: str) -> Names:

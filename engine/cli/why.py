@@ -48,7 +48,7 @@ def command(
     with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
         story = why(reader, request_id, on_record=progress.advance)
     if not story.is_known:
-        raise unknown_request(request_id, story.names.similar(request_id))
+        raise unknown_request(request_id, story.names.similar(request_id), journal)
     chains = [c for c in story.chains if only in (None, c.kind) and (c.kind != "delay" or c.duration_ns >= least * 1e6)]
     if as_json:
         sums = by_reason(story.waits)

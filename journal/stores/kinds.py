@@ -6,9 +6,8 @@ Each entry imports its driver on use, so that nobody pays for a store that he do
 from collections.abc import Callable
 from typing import NamedTuple
 
-from refold.journal.errors import JournalError
 from refold.journal.store import JournalReader, JournalStore
-from refold.journal.stores.location import Location, file_path, sqlite_path
+from refold.journal.stores.location import Location, NoStore, file_path, sqlite_path
 
 
 class Kind(NamedTuple):
@@ -34,11 +33,11 @@ def _open_memory(_location: Location) -> JournalStore:
 
 
 def _read_memory(_location: Location) -> JournalReader:
-    raise JournalError("a memory: journal is readable inside its own process only: name a journal file")
+    raise NoStore("a memory: journal is readable inside its own process only: name a journal file")
 
 
 def _own_memory(_location: Location) -> int | None:
-    raise JournalError("memory: is no journal file: use sqlite:///FILE or a plain file path")
+    raise NoStore("memory: is no journal file: use sqlite:///FILE or a plain file path")
 
 
 def _open_sqlite(location: Location) -> JournalStore:

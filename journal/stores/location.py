@@ -31,11 +31,15 @@ class Location(NamedTuple):
     url: str
 
 
+class NoStore(JournalError):
+    """A URL that names no store: a typing error, say. Nothing is wrong with any journal, and the same URL never does."""
+
+
 def locate(url: str) -> Location:
     """What `url` names. The file need not exist.
 
     Raises:
-        JournalError: the URL names no store that this refold knows.
+        NoStore: the URL names no store that this refold knows.
     """
     if url in {"memory:", "memory://"}:
         return Location("memory", None, url)
@@ -46,7 +50,7 @@ def locate(url: str) -> Location:
     if url.startswith(_POSTGRESQL):
         return Location("postgresql", None, _database(url))
     if "://" in url or url.startswith(("sqlite:", "segments:")):
-        raise JournalError(f"{shown(url)!r} names no journal store: {_USE}")
+        raise NoStore(f"{shown(url)!r} names no journal store: {_USE}")
     path = _path(url, url)
     return Location("segments" if url.endswith("/") or os.path.isdir(path) else "sqlite", path, url)  # noqa: PTH112 - it raises nothing
 
@@ -59,7 +63,7 @@ def sqlite_path(url: str) -> Path:
     """
     kind, path, _ = locate(url)
     if kind != "sqlite" or path is None:
-        raise JournalError(f"{shown(url)!r} is no journal file: use sqlite:///FILE or a plain file path")
+        raise NoStore(f"{shown(url)!r} is no journal file: use sqlite:///FILE or a plain file path")
     return path
 
 
@@ -100,7 +104,7 @@ def _database(url: str) -> str:
     except ValueError:
         name = ""
     if not name or "/" in name or "\0" in url:
-        raise JournalError(f"{shown(url)!r} names no database: use postgresql://USER@HOST/DATABASE")
+        raise NoStore(f"{shown(url)!r} names no database: use postgresql://USER@HOST/DATABASE")
     return url
 
 
@@ -113,9 +117,9 @@ def file_path(location: Location) -> Path:
 def _path(url: str, text: str) -> Path:
     bad = not text or text == ":memory:" or text.startswith("file:") or "\0" in text
     if bad or (url.startswith((_SQLITE, _SEGMENTS)) and "?" in text):
-        raise JournalError(f"{url!r} names no file: {_USE}, without options")
+        raise NoStore(f"{url!r} names no file: {_USE}, without options")
     try:
         text.encode("utf-8")
         return Path(text).expanduser().absolute()
     except (UnicodeEncodeError, RuntimeError) as error:
-        raise JournalError(f"{url!r} names no file: {error}; use another file name") from error
+        raise NoStore(f"{url!r} names no file: {error}; use another file name") from error

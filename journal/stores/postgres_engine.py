@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from refold.journal.errors import JournalCorrupt, JournalError, NotFound, SchemaTooNew
 from refold.journal.stores.database import Fate
-from refold.journal.stores.location import shown
+from refold.journal.stores.location import NoStore, shown
 from refold.journal.stores.postgres_columns import require_columns
 from refold.journal.stores.sqlite_file import TABLE_VERSION, rebuilding
 from refold.journal.stores.tables import VERSION_TABLE
@@ -84,7 +84,7 @@ def database_url(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError) as error:
-        raise JournalError(f"{shown(url)!r} is no URL of a database: use postgresql://USER@HOST/DATABASE") from error
+        raise NoStore(f"{shown(url)!r} is no URL of a database: use postgresql://USER@HOST/DATABASE") from error
     return parsed.set(drivername="postgresql+psycopg")
 
 

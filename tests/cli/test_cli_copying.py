@@ -1,7 +1,9 @@
 """`copy` of journals that aren't whole, and to targets that can't be opened: what it says, and what can be done next."""
 
+import os
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 from contextlib import closing
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from refold.engine.cli.unfinished import UnderWay, telling_what_is_there
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
 from tests.cli.command import assert_one_line_and_a_hint, process, refold, rows
@@ -135,6 +138,32 @@ def test_of_a_damaged_target_the_hint_names_the_target_and_another_copy(journal:
     assert num_records(tmp_path / "new.db") == num_records(journal)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "segments"])
+def test_of_a_target_that_has_lost_its_end_the_hint_names_the_target_and_another_copy(
+    journal: Path, tmp_path: Path, kind: str
+) -> None:
+    target = tmp_path / ("old.db" if kind == "sqlite" else "old")
+    place = str(target) if kind == "sqlite" else f"{target}/"
+    assert refold("copy", journal, place).exit_code == 0
+    if kind == "sqlite":
+        older = tmp_path / "older.db"
+        write_journal(older, [eventful_lives()[0][0]])
+        shutil.copy(older, target)
+    else:
+        segment = next((target / "main").glob("*.seg"))
+        os.truncate(segment, segment.stat().st_size * 2 // 3)
+    done = refold("copy", journal, place)
+    assert done.exit_code == 3
+    assert_one_line_and_a_hint(done.stderr)
+    commands = COMMAND.findall(done.stderr.splitlines()[1])
+    left = [str(target)] if kind == "sqlite" else []  # nothing is whole of the segment that was cut
+    assert [shlex.split(command)[-1] for command in commands] == [*left, "NEW"]
+    for command in commands:
+        again = refold(*shlex.split(command.replace("NEW", str(tmp_path / "new.db")))[1:])
+        assert again.exit_code == 0, (command, again.stderr)
+    assert num_records(tmp_path / "new.db") == num_records(journal)
+
+
 @pytest.mark.parametrize("target", ["absent/new.db", "foreign.db", "memory:", "journal.db"])
 def test_with_json_a_target_that_cannot_be_opened_is_reported_on_stdout(
     journal: Path, tmp_path: Path, target: str
@@ -196,6 +225,20 @@ def test_with_json_an_interrupted_copy_reports_how_far_it_came_and_the_same_comm
     assert b"the same command goes on from there" in stderr
     (report,) = rows(refold("copy", "--json", source, target).stdout)
     assert (report["ok"], report["num_records"]) == (True, head.position)
+
+
+def test_with_json_a_copy_that_is_interrupted_before_it_has_begun_reports_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), telling_what_is_there(UnderWay("a.db", "b.db"), as_json=True):
+        raise KeyboardInterrupt
+    (report,) = rows(capsys.readouterr().out)
+    assert (report["ok"], report["stream"], report["num_records"], report["message"]) == (
+        False,
+        None,
+        None,
+        "interrupted",
+    )
 
 
 def test_a_target_with_more_records_than_its_source_may_have_what_that_has_lost(journal: Path, tmp_path: Path) -> None:

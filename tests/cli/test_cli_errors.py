@@ -100,6 +100,17 @@ def test_run_and_migrate_leave_alone_what_is_no_journal_of_ours(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
+    "url", ["sqllite:///x.db", "segment:///x", "http://x/y", "postgresql://h/", "postgresql://h:x/d", "memory:"]
+)
+@pytest.mark.parametrize("verb", ["stat", "verify", "audit requests", "audit rebuild"])
+def test_of_a_url_that_names_no_store_nobody_says_that_the_same_command_goes_on(verb, url):
+    told = refold(*verb.split(), url)
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert_one_line_and_a_hint(told.stderr)
+    assert "the same command" not in told.stderr
+
+
+@pytest.mark.parametrize(
     "url", ["", "postgresql://h/d", "sqlite:memory", "sqlite:///", "file:x.db", "\udcff.db", "a\x00b", "memory:"]
 )
 @pytest.mark.parametrize("verb", READERS, ids=lambda v: v[0])

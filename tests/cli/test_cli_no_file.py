@@ -81,6 +81,20 @@ def test_in_the_place_of_a_segment(journals: Path, kind: str) -> None:
         assert "move it away" in text, verb
 
 
+def test_a_folder_in_the_place_of_a_draft_of_a_segment_is_named_to_whoever_writes(tmp_path: Path) -> None:
+    run = ("run", "--model", "simulated", "hi", "--journal", f"{tmp_path}/journal/")
+    assert refold(*run).exit_code == 0
+    draft = next((tmp_path / "journal" / "main").glob("*.seg")).with_suffix(".seg.new")
+    draft.mkdir()
+    for verb in (run, ("compact", tmp_path / "journal")):
+        told = refold(*verb)
+        assert told.exit_code == 3
+        assert f"{draft} is a folder, where a file should be: move it away" in told.stderr
+    assert refold("verify", tmp_path / "journal").exit_code == 0
+    draft.rmdir()
+    assert refold(*run).exit_code == 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_the_place_of_a_mark_is_a_mark_that_is_lost(journals: Path, kind: str) -> None:
     put(kind, journals / "J" / "main" / "mark")

@@ -169,6 +169,35 @@ def test_whoever_asks_a_journal_in_sqlite_that_has_lost_its_end_has_an_answer_an
     assert ended_early.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "verb", ["redact {} new", "quarantine --lift new {}", "request new {}", "why new {}", "log --request new {}"]
+)
+def test_of_a_journal_that_has_lost_its_end_no_request_is_said_not_to_be_in_it(ended_early: Path, verb: str) -> None:
+    told = refold(*shlex.split(verb.format(ended_early)))
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert_one_line_and_a_hint(told.stderr)
+    assert "were acknowledged here: its end was lost" in told.stderr
+
+
+def test_migrate_tells_of_a_lost_end_once(ended_early: Path) -> None:
+    told = refold("migrate", ended_early)
+    assert told.exit_code == 3
+    assert_one_line_and_a_hint(told.stderr)
+
+
+def test_a_question_about_a_request_that_may_be_behind_damage_has_no_answer(journal: Path, ended_early: Path) -> None:
+    told = refold("audit", "requests", "--request", "new", ended_early)
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert "no request" not in told.stderr
+    ended_early.with_name("journal.db.mark").unlink()
+    change(
+        journal, "UPDATE journal_records SET time_ns = 1 WHERE position = (SELECT MAX(position) FROM journal_records)"
+    )
+    told = refold("audit", "requests", "--request", "new", journal)
+    assert (told.exit_code, told.stdout) == (3, "")
+    assert "no request 'new' in this journal before the damage" in told.stderr
+
+
 def test_the_view_of_integrity_says_of_a_lost_end_that_the_chain_is_damaged(ended_early: Path) -> None:
     told = refold("sql", ended_early, "SELECT chain, damage_position FROM integrity", "--json")
     (row,) = rows(told.stdout)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from refold.journal.errors import JournalError
+from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.stores.segments import erasing
 from refold.journal.stores.segments.files import UPDATE, FileLayer, damaged, explain, write_all
 from refold.journal.stores.segments.folder import SegmentName, leftovers
@@ -57,14 +59,28 @@ def settle(files: FileLayer, view: StreamView, mark: Mark) -> End:
         JournalCorrupt: it's damaged, or a segment is missing.
     """
     marked = _checked(files, view, mark)
-    for leftover in leftovers(files.listdir(view.folder)):
-        files.unlink(view.folder / leftover)
+    _remove_leftovers(files, view.folder)
     end = view.beyond(marked)
     for name in view.segments():
         if name.first >= mark.segment and not name.sealed:
             _write_again(files, view.folder / name.file_name, name.first, marked, end)
     check_gaps(view, end.segment)
     return end
+
+
+def _remove_leftovers(files: FileLayer, folder: Path) -> None:
+    """What a crash left is removed; a folder of such a name is somebody else's.
+
+    Raises:
+        OSError: it can't be.
+        JournalError: there is such a folder.
+    """
+    for leftover in leftovers(files.listdir(folder)):
+        try:
+            check_is_file(folder / leftover)
+        except NoFile as error:
+            raise JournalError(error.line) from error
+        files.unlink(folder / leftover)
 
 
 def _checked(files: FileLayer, view: StreamView, mark: Mark) -> End:
