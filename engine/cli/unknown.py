@@ -8,6 +8,7 @@ from refold.engine.history.plain import listed
 from refold.engine.history.relations import Names
 from refold.journal.codec import events_among
 from refold.journal.events import RequestSubmitted
+from refold.journal.store import DEFAULT_STREAM
 
 
 def unknown_request(request_id: str, similar: Sequence[str]) -> Complaint:
@@ -16,15 +17,15 @@ def unknown_request(request_id: str, similar: Sequence[str]) -> Complaint:
     return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
 
 
-def names_in(journal: str) -> Names:
-    """The ids of all requests. Reads the journal; for an error, where nobody waits for speed.
+def names_in(journal: str, stream: str = DEFAULT_STREAM) -> Names:
+    """The ids of all requests of a stream. Reads the journal; for an error, where nobody waits for speed.
 
     Raises:
         JournalError: it can't be read.
     """
     names = Names()
-    with reading(journal) as reader:
-        for event in events_among(reader.read(), (RequestSubmitted,)):
+    with reading(journal, stream) as reader:
+        for event in events_among(reader.read(stream), (RequestSubmitted,)):
             if isinstance(event, RequestSubmitted):
                 names.observe(event)
     return names
