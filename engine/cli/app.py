@@ -10,6 +10,7 @@ import click
 
 from refold.engine.cli import let_interrupt
 from refold.engine.cli.failures import report
+from refold.journal.store import DEFAULT_STREAM
 
 EPILOG = """\b
 Examples:
@@ -70,22 +71,24 @@ VERBS = {
 
 
 class Settings:
-    """What holds for one run of the command. `command`, with its verb, and `journal`: once they are known.
+    """What holds for one run of the command. `command`, with its verb, `journal` and `stream`: once they are known.
 
     `told` has what was said on stderr and need not be said again.
     """
 
-    __slots__ = ("command", "debug", "journal", "told")
+    __slots__ = ("command", "debug", "journal", "stream", "told")
 
     def __init__(self) -> None:
         self.command = "refold"
         self.journal = "JOURNAL"
+        self.stream = DEFAULT_STREAM
         self.told: set[str] = set()
         self.debug = os.environ.get("REFOLD_DEBUG", "") not in {"", "0"}
 
     def report(self, error: BaseException) -> int:
         """Say on stderr what went wrong; returns the exit status."""
-        return report(error, debug=self.debug, command=self.command, journal=self.journal, told=self.told)
+        about = {"command": self.command, "journal": self.journal, "stream": self.stream}
+        return report(error, debug=self.debug, told=self.told, **about)
 
 
 class VerbGroup(click.Group):

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, reading, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb, write, write_json
 from refold.engine.cli.failures import Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.journal.errors import Rejected
-from refold.journal.store import DEFAULT_STREAM
 
 if TYPE_CHECKING:
     from refold.journal.store import JournalReader
@@ -40,7 +39,7 @@ Exit status: 0 archived, or nothing to archive; 2 it can't be; 3 the journal is 
 @click.option(
     "--format", "form", type=click.Choice(["zstd", "parquet"]), default="zstd", help="Of the file; zstd without."
 )
-@click.option("--stream", default=DEFAULT_STREAM, metavar="NAME", help="Which stream; `main` without.")
+@stream_option
 @json_option
 @journal_argument
 def command(
@@ -65,7 +64,7 @@ def command(
     from refold.journal.archives import ArchivingStore, border_of
     from refold.journal.stores import open_store
 
-    with reading(journal, tells_doubt=False) as reader:  # refused, if there is any
+    with reading(journal, stream, tells_doubt=False) as reader:  # refused, if there is any
         _check(reader, stream)
         stop = _position(reader, stream, until, position_at_time)
         todo = stop - border_of(reader, stream).position

@@ -2,11 +2,11 @@
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, reading, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, Complaint
 from refold.engine.cli.predicates_in import predicate_options, predicates
 from refold.engine.cli.progress import bar
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count
 from refold.engine.history.predicates import all_true
 from refold.engine.history.timeline import Timeline
@@ -24,10 +24,17 @@ Exit status: 0 they hold after every record, 1 one doesn't."""
 @click.option(
     "--every", type=click.IntRange(1, 1 << 30), default=1, metavar="N", help="Ask after every Nth record only."
 )
+@stream_option
 @json_option
 @journal_argument
 def command(
-    sql: tuple[str, ...], python: tuple[str, ...], law: tuple[str, ...], every: int, as_json: bool, journal: str
+    sql: tuple[str, ...],
+    python: tuple[str, ...],
+    law: tuple[str, ...],
+    every: int,
+    stream: str,
+    as_json: bool,
+    journal: str,
 ) -> None:
     """Check that predicates of the state hold after every record; the first that doesn't is named with its position.
 
@@ -36,8 +43,8 @@ def command(
     asked = predicates(sql, python, law)
     laws, others = asked[len(sql) + len(python) :], asked[: len(sql) + len(python)]
     failed, position, asked_at = None, -1, 0
-    with reading(journal) as reader, bar("asking", reader.head().position, "records") as progress:
-        for place in Timeline(reader):
+    with reading(journal, stream) as reader, bar("asking", reader.head(stream).position, "records") as progress:
+        for place in Timeline(reader, stream):
             progress.advance()
             position = place.record.position
             if position % every:
@@ -57,7 +64,10 @@ def command(
             }
         )
     if failed is not None:
-        state, log = (typed(v, journal, options=(o, position)) for v, o in (("show", "--at"), ("log", "--since")))
+        state, log = (
+            typed(v, journal, options=(*of_stream(stream), o, position))
+            for v, o in (("show", "--at"), ("log", "--since"))
+        )
         hint = f"`{state}` shows the state, `{log}` what came then"
         raise Complaint(f"does not hold after record {position}: {failed.text[:200]}", hint, NOT_SO)
     if not as_json:

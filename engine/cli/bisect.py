@@ -4,12 +4,22 @@ import sys
 
 import click
 
-from refold.engine.cli.console import clock, journal_argument, json_option, painter, reading, verb, write, write_json
+from refold.engine.cli.console import (
+    clock,
+    journal_argument,
+    json_option,
+    painter,
+    reading,
+    stream_option,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
 from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.predicates_in import predicate_options, predicates
 from refold.engine.cli.progress import bar
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import safe
 from refold.engine.history.predicates import Named
 from refold.engine.history.replay import Contradiction
@@ -37,6 +47,7 @@ Exit status: 0 found, 1 it is never true."""
     is_flag=True,
     help="Ask whether the record is whole, lawful, and decided alike today: `verify --redecide`.",
 )
+@stream_option
 @json_option
 @journal_argument
 def command(
@@ -47,6 +58,7 @@ def command(
     high: Place | None,
     scan: bool,
     wrong: bool,
+    stream: str,
     as_json: bool,
     journal: str,
 ) -> None:
@@ -58,13 +70,13 @@ def command(
     if wrong:
         if sql or python or law or low or high or scan:
             raise Complaint("--wrong asks about the whole journal, and nothing else", "give it alone", USAGE)
-        _tell_wrong(journal, as_json=as_json)
+        _tell_wrong(journal, stream, as_json=as_json)
         return
     asked = predicates(sql, python, law)
     if len(asked) > 1:
         raise Complaint("there is more than one predicate", "give one; `and` joins them, in SQL and in Python", USAGE)
-    with reading(journal) as reader:
-        timeline = Timeline(reader)
+    with reading(journal, stream) as reader:
+        timeline = Timeline(reader, stream)
         start = 0 if low is None else position_of(timeline, low, journal) + 1
         end = position_of(timeline, high, journal)
         if low is not None and start > end:
@@ -75,20 +87,24 @@ def command(
             )
         found, is_first = _search(timeline, asked[0], start, end, scan=scan)
         if found is None:
-            raise Complaint(f"{asked[0].text[:80]!r} is never true", "`refold show` shows the state at the end", NOT_SO)
+            end_state = typed("show", journal, options=of_stream(stream))
+            raise Complaint(
+                f"{asked[0].text[:80]!r} is never true", f"`{end_state}` shows the state at the end", NOT_SO
+            )
         timeline.seek(found)
         _tell(timeline, found, is_first=is_first, as_json=as_json)
 
 
-def _tell_wrong(journal: str, *, as_json: bool) -> None:
-    with reading(journal) as reader, bar("asking", reader.head().position, "records") as progress:
+def _tell_wrong(journal: str, stream: str, *, as_json: bool) -> None:
+    with reading(journal, stream) as reader, bar("asking", reader.head(stream).position, "records") as progress:
         try:
-            verify_journal(reader, redecide=True, on_record=progress.advance)
+            verify_journal(reader, stream, redecide=True, on_record=progress.advance)
         except (JournalCorrupt, Contradiction) as error:
             position, text = error.position, str(error)
             kind = error.cause.kind if isinstance(error, Contradiction) else error.kind
         else:
-            raise Complaint("no record is wrong", f"`{typed('verify', journal)}` says what was checked", NOT_SO)
+            checked = typed("verify", journal, options=of_stream(stream))
+            raise Complaint("no record is wrong", f"`{checked}` says what was checked", NOT_SO)
     if as_json:
         write_json(
             {"schema": "refold.bisect/1", "position": position, "is_first": True, "cause": kind, "words": safe(text)}

@@ -4,7 +4,16 @@ import sys
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, painter, reading, verb, write, write_json
+from refold.engine.cli.console import (
+    journal_argument,
+    json_option,
+    painter,
+    reading,
+    stream_option,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.cli.unknown import unknown_request
@@ -19,21 +28,22 @@ EXAMPLES = """Examples:
 
 @verb("blame", EXAMPLES)
 @click.argument("what", metavar="ID[:INDEX]")
+@stream_option
 @json_option
 @journal_argument
-def command(what: str, as_json: bool, journal: str) -> None:
+def command(what: str, stream: str, as_json: bool, journal: str) -> None:
     """Say of each output token which step made it, when it was planned and came back, in which epoch, and with whom.
 
     Also whether it was sampled or is a draft that was accepted, and whether it came as stale output. An id with a colon in
     it is taken as it is, if there is such a request.
     """
-    with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
-        story, index = blame(reader, what, on_record=progress.advance), None
+    with reading(journal, stream) as reader, bar("reading", reader.head(stream).position, "records") as progress:
+        story, index = blame(reader, what, stream, on_record=progress.advance), None
         if not story.is_known and ":" in what:
             name, _, number = what.rpartition(":")
             if not number.isdigit():
                 raise Complaint(f"{number[:20]!r} is no index of an output", "give ID:INDEX, from 0", USAGE)
-            story, index = blame(reader, name, on_record=progress.advance), int(number[:18])
+            story, index = blame(reader, name, stream, on_record=progress.advance), int(number[:18])
     if not story.is_known:
         raise unknown_request(story.request_id, story.names.similar(story.request_id), journal)
     origins = [origin for origin in story.origins if index in (None, origin.index)]

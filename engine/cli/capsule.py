@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import named, reading, verb, write, write_json
+from refold.engine.cli.console import named, reading, stream_option, verb, write, write_json
 from refold.engine.cli.failures import UNREADABLE, USAGE, Complaint, unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.capsule import CapsuleRecord, new_note, read_capsule, write_capsule
@@ -14,6 +14,7 @@ from refold.engine.history.plain import count, is_unicode, safe
 from refold.engine.history.sealing import sealed_records
 from refold.engine.history.whole_file import whole_file
 from refold.journal.errors import JournalError, RefoldError, SchemaTooNew
+from refold.journal.store import DEFAULT_STREAM
 
 EXAMPLES = """Examples:
   refold capsule run.db bug.capsule         pack: tokens permuted, names and texts replaced, the schedule intact
@@ -26,10 +27,11 @@ RECORDS_PER_APPEND = 512
 @verb("capsule", EXAMPLES)
 @click.option("--open", "unpack", is_flag=True, help="Read a capsule, and write it as a journal.")
 @click.option("--note", default="", metavar="TEXT", help="A line for whoever opens it.")
+@stream_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.argument("source", metavar="JOURNAL|CAPSULE")
 @click.argument("target", metavar="[FILE]", required=False)
-def command(unpack: bool, note: str, as_json: bool, source: str, target: str | None) -> None:
+def command(unpack: bool, note: str, stream: str, as_json: bool, source: str, target: str | None) -> None:
     """Write a journal as a capsule: one file that may be attached to a bug report, and opened from a stranger.
 
     Every token goes through one secret permutation that is thrown away; ids, names and texts are replaced; times keep their
@@ -39,9 +41,11 @@ def command(unpack: bool, note: str, as_json: bool, source: str, target: str | N
         raise Complaint("no file to write", "`refold capsule JOURNAL FILE`", USAGE)
     if not is_unicode(note):
         raise Complaint("the note has bytes in it that are no UTF-8", "leave them out", USAGE)
+    if unpack and stream != DEFAULT_STREAM:
+        raise Complaint("a capsule has no streams", "leave out --stream; it is unpacked into `main`", USAGE)
     if target is not None and Path(target).exists():
         raise Complaint(f"{target} exists", "name another file", USAGE)
-    records = _unpack(source, target) if unpack else _pack(source, str(target), note)
+    records = _unpack(source, target) if unpack else _pack(source, stream, str(target), note)
     if as_json:
         write_json({"schema": "refold.capsule/1", "num_records": records, "source": source, "target": target})
     elif not unpack and target is not None:
@@ -53,11 +57,11 @@ def command(unpack: bool, note: str, as_json: bool, source: str, target: str | N
         )
 
 
-def _pack(journal: str, target: str, note: str) -> int:
-    with reading(journal) as reader, bar("packing", reader.head().position, "records") as progress:
+def _pack(journal: str, stream: str, target: str, note: str) -> int:
+    with reading(journal, stream) as reader, bar("packing", reader.head(stream).position, "records") as progress:
         try:
             with whole_file(Path(target)) as file:
-                header = write_capsule(reader, file, note=note or new_note(), on_record=progress.advance)
+                header = write_capsule(reader, file, stream, note=note or new_note(), on_record=progress.advance)
         except OSError as error:
             raise unwritable(target, error) from error
     return header.num_records
@@ -99,7 +103,7 @@ def _write(records: Iterator[CapsuleRecord], target: str) -> None:
         store.open_replica()
         made = sealed_records(records)
         while batch := list(islice(made, RECORDS_PER_APPEND)):
-            store.append("main", batch)
+            store.append(DEFAULT_STREAM, batch)
     except RefoldError:
         store.close()
         for suffix in ("", "-wal", "-shm", ".lock", ".mark"):

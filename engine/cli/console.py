@@ -12,6 +12,7 @@ import click
 
 from refold.engine.cli.app import Settings, debug_option
 from refold.engine.cli.typed import quoted, typed
+from refold.journal.store import DEFAULT_STREAM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,20 @@ def remembered(ctx: click.Context, _parameter: click.Parameter, journal: str) ->
     return journal
 
 
+def stream_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--stream`."""
+    words = "Which stream; `main` without."
+    return click.option("--stream", default=DEFAULT_STREAM, metavar="NAME", callback=_remembered_stream, help=words)(
+        function
+    )
+
+
+def _remembered_stream(ctx: click.Context, _parameter: click.Parameter, stream: str) -> str:
+    """The stream, once whoever reports an error knows which it is."""
+    ctx.obj.stream = stream
+    return stream
+
+
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--json`."""
     return click.option("--json", "as_json", is_flag=True, help="One JSON object per line (NDJSON).")(function)
@@ -53,11 +68,11 @@ def verb(name: str, epilog: str) -> Callable[[Callable[..., Any]], click.Command
 
 
 @contextmanager
-def reading(journal: str, *, tells_doubt: bool = True) -> "Iterator[JournalReader]":
-    """Open a journal for reading. With `tells_doubt`, say so if nobody can tell whether its end is gone.
+def reading(journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = True) -> "Iterator[JournalReader]":
+    """Open a journal to read a stream of it. With `tells_doubt`, say so if nobody can tell whether its end is gone.
 
     Raises:
-        Complaint: there is none, or it is only just being created.
+        Complaint: there is none, or it is only just being created, or it has no such stream.
         JournalError: it can't be read.
     """
     from refold.journal.errors import NotFound
@@ -69,6 +84,7 @@ def reading(journal: str, *, tells_doubt: bool = True) -> "Iterator[JournalReade
         raise absent(journal, error) from error
     try:
         _refuse_lost(journal, reader)
+        require_stream(reader, stream)
         if tells_doubt:
             _tell_doubts(reader)
         yield reader
@@ -88,9 +104,21 @@ def _refuse_lost(journal: str, reader: "JournalReader") -> None:
 
 def streams_of(reader: "JournalReader") -> list[str]:
     """The names of a journal's streams; the usual one, if it can't tell."""
-    from refold.journal.store import DEFAULT_STREAM
-
     return list(reader.streams()) if hasattr(reader, "streams") else [DEFAULT_STREAM]
+
+
+def require_stream(reader: "JournalReader", stream: str) -> None:
+    """A stream that somebody named must be there. The usual one may be empty: the first engine begins it.
+
+    Raises:
+        Complaint: it isn't.
+    """
+    from refold.engine.cli.failures import Complaint
+    from refold.engine.history.plain import safe
+
+    names = [stream] if stream == DEFAULT_STREAM else streams_of(reader)
+    if stream not in names:
+        raise Complaint(f"no stream {stream!r} in that journal", f"it has {', '.join(map(safe, names)) or 'none'}")
 
 
 def tell_doubt(reader: "JournalReader") -> None:
@@ -113,9 +141,9 @@ def _tell_doubts(reader: "JournalReader") -> None:
             note_once(f"refold: {error}")
 
 
-def require_journal(journal: str, *, tells_doubt: bool = True) -> None:
+def require_journal(journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = True) -> None:
     """A journal must be there; raises as `reading`. Whoever writes to it next is refused for its doubts: they needn't be told twice."""
-    with reading(journal, tells_doubt=tells_doubt):
+    with reading(journal, stream, tells_doubt=tells_doubt):
         pass
 
 
@@ -152,15 +180,15 @@ def absent(journal: str, error: Exception) -> "Complaint":
     return Complaint(line, again, UNREADABLE)
 
 
-def tell_if_cut(journal: str, position: int, *, is_open: bool) -> None:
-    """Say so if the journal's last life was never closed, and no engine is at work on it. `position` is the last record's."""
+def tell_if_cut(journal: str, position: int, stream: str = DEFAULT_STREAM, *, is_open: bool) -> None:
+    """Say so if the stream's last life was never closed, and no engine is at work on it. `position` is the last record's."""
     from refold.journal.errors import JournalError
     from refold.journal.stores import engine_owner
 
     if not is_open:
         return
     try:
-        is_owned = engine_owner(journal) is not None
+        is_owned = engine_owner(journal, stream) is not None
     except JournalError:
         return
     if not is_owned:

@@ -11,6 +11,8 @@ from refold.engine.cli.console import (
     note,
     reading,
     remembered,
+    require_stream,
+    streams_of,
     tell_doubt,
     verb,
     write,
@@ -167,11 +169,9 @@ def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed:
 
 
 def _streams(reader: "JournalReader", stream: str | None) -> list[str]:
-    names = reader.streams() if hasattr(reader, "streams") else [DEFAULT_STREAM]
     if stream is None:
-        return list(names) or [DEFAULT_STREAM]
-    if stream not in names:
-        raise Complaint(f"no stream {stream!r} in that journal", f"it has {', '.join(map(safe, names)) or 'none'}")
+        return streams_of(reader) or [DEFAULT_STREAM]
+    require_stream(reader, stream)
     return [stream]
 
 

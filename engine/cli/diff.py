@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import named, note, painter, reading, verb, write, write_json
+from refold.engine.cli.console import named, note, painter, reading, stream_option, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
 from refold.engine.cli.progress import bar
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.compare import Compared, Parting, compare
 from refold.engine.history.differences import Difference
 from refold.engine.history.plain import count
@@ -35,25 +35,26 @@ MAX_SHOWN = 20
 @click.option("--redecide", is_flag=True, help="Compare with what today's code decides, instead of another journal.")
 @click.option("--times", is_flag=True, help="Compare record times and engine epochs as well.")
 @click.option("--exact", is_flag=True, help="Compare seeds and ids that nobody gave, and digests, as well.")
+@stream_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.argument("left", metavar="JOURNAL")
 @click.argument("right", metavar="[OTHER]", required=False)
-def command(redecide: bool, times: bool, exact: bool, as_json: bool, left: str, right: str | None) -> None:
+def command(redecide: bool, times: bool, exact: bool, stream: str, as_json: bool, left: str, right: str | None) -> None:
     """Compare two journals, decision by decision; or a journal with its re-decision.
 
     What was decided is compared, not when. What two runs never have in common (seeds and ids that were drawn because nobody gave
     any) is a note on stderr; --exact makes it count. Every record is checked against its hash, on both sides. The first journal is taken for
-    the right one: the class says what is wrong with the other.
+    the right one: the class says what is wrong with the other. Of both the same stream is compared.
     """
     if redecide == (right is not None):
         raise Complaint("give two journals, or one and --redecide", "`refold diff --help` shows examples", USAGE)
     if right is None:
-        _redecided(left, as_json=as_json)
+        _redecided(left, stream, as_json=as_json)
         return
-    with reading(left) as one, reading(right) as other:
-        shortest = min(one.head().position, other.head().position)
+    with reading(left, stream) as one, reading(right, stream) as other:
+        shortest = min(one.head(stream).position, other.head(stream).position)
         with bar("comparing", shortest, "records") as progress:
-            found = compare(one, other, with_times=times, exact=exact, on_record=progress.advance)
+            found = compare(one, other, (stream, stream), with_times=times, exact=exact, on_record=progress.advance)
     if as_json:
         write_json(_as_json(found))
     for each in found.notes:
@@ -65,14 +66,14 @@ def command(redecide: bool, times: bool, exact: bool, as_json: bool, left: str, 
     if not as_json:
         write(f"{count(found.num_alike, 'record')} alike, then they part")
         _parted(found.parting, left, right)
-    place = typed("log", left, options=("--since", max(found.parting.position - 5, 0)))
+    place = typed("log", left, options=(*of_stream(stream), "--since", max(found.parting.position - 5, 0)))
     kind = f"class {found.parting.cause}; " if found.parting.cause else ""
     raise Complaint(found.parting.words, f"{kind}`{place}` shows the place", NOT_SO)
 
 
-def _redecided(journal: str, *, as_json: bool) -> None:
-    with reading(journal) as reader, bar("deciding again", reader.head().position, "records") as progress:
-        found = first_divergence(reader, on_record=progress.advance)
+def _redecided(journal: str, stream: str, *, as_json: bool) -> None:
+    with reading(journal, stream) as reader, bar("deciding again", reader.head(stream).position, "records") as progress:
+        found = first_divergence(reader, stream, on_record=progress.advance)
     if as_json:
         write_json({"schema": "refold.diff/1", "ok": found is None} | ({} if found is None else _divergence(found)))
     if found is None:
@@ -82,7 +83,7 @@ def _redecided(journal: str, *, as_json: bool) -> None:
     if not as_json:
         _sides("recorded", found.recorded, "decided today", found.decided)
         _list(found.differences)
-    before = typed("show", journal, options=("--at", max(found.position - 1, 0)))
+    before = typed("show", journal, options=(*of_stream(stream), "--at", max(found.position - 1, 0)))
     hint = f"class {found.cause.kind}; `{before}` shows the state before"
     raise Complaint(f"record {found.position}: {found.words}", hint, NOT_SO)
 

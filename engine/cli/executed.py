@@ -5,12 +5,12 @@ from typing import Any
 
 from refold.engine.cli.console import named, painter, write
 from refold.engine.cli.failures import NOT_SO, Complaint
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count, safe
 from refold.engine.history.reexecution import Difference, OtherEnvironment, Reexecuted
 
 
-def print_executed(executed: Reexecuted, journal: str) -> None:
+def print_executed(executed: Reexecuted, journal: str, stream: str) -> None:
     """The result as lines; raises a complaint if something differs.
 
     Raises:
@@ -25,7 +25,7 @@ def print_executed(executed: Reexecuted, journal: str) -> None:
     for name, words in _lines(executed):
         write(f"  {name:<10}{words}")
     if first is not None:
-        raise _complaint(first, executed, journal)
+        raise _complaint(first, executed, journal, stream)
 
 
 def as_json(executed: Reexecuted) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def as_json(executed: Reexecuted) -> dict[str, Any]:
     return {"schema": "refold.replay-execute/1", "ok": executed.first is None, **found}
 
 
-def refusal(error: OtherEnvironment, journal: str) -> Complaint:
+def refusal(error: OtherEnvironment, journal: str, stream: str) -> Complaint:
     """Why nothing was compared."""
-    again = typed("replay", journal, options=("--execute", "--any-environment"))
+    again = typed("replay", journal, options=(*of_stream(stream), "--execute", "--any-environment"))
     return Complaint(str(error), f"`{again}` compares all the same, and says that it was elsewhere", NOT_SO)
 
 
@@ -81,7 +81,7 @@ def _logits(executed: Reexecuted) -> str:
     return f"{count(executed.num_rows, 'row')} compared, {f'{different:,} differ' if different else 'all equal'}"
 
 
-def _complaint(first: Difference, executed: Reexecuted, journal: str) -> Complaint:
+def _complaint(first: Difference, executed: Reexecuted, journal: str, stream: str) -> Complaint:
     what = {
         "token": f"token {first.found} instead of {first.recorded}",
         "count": f"{count(first.found, 'token')} instead of {first.recorded}",
@@ -96,6 +96,5 @@ def _complaint(first: Difference, executed: Reexecuted, journal: str) -> Complai
         if executed.differences
         else ("the worker is like the recorded one: its arithmetic isn't reproducible, or the journal was forged")
     )
-    return Complaint(
-        line, f"{why}; `{typed('show', journal, options=('--at', first.place))}` shows the state there", NOT_SO
-    )
+    there = typed("show", journal, options=(*of_stream(stream), "--at", first.place))
+    return Complaint(line, f"{why}; `{there}` shows the state there", NOT_SO)

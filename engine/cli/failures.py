@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count, safe
 from refold.journal.errors import (
     Fenced,
@@ -23,6 +23,7 @@ from refold.journal.errors import (
     WorkerLost,
 )
 from refold.journal.naming import name
+from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.location import NoStore, locate, place_of
 
 if TYPE_CHECKING:
@@ -77,9 +78,10 @@ def report(
     debug: bool,
     command: str = "refold",
     journal: str = "JOURNAL",
+    stream: str = DEFAULT_STREAM,
     told: Collection[str] = (),
 ) -> int:
-    """Say on stderr what went wrong with `command` on `journal`, unless it's among the lines that it was `told`; returns the exit status."""
+    """Say on stderr what went wrong with `command` on a stream of `journal`, unless it's among the lines that it was `told`; returns the exit status."""
     if isinstance(error, BrokenPipeError):
         _silence_stdout()
         return PIPE_CLOSED
@@ -87,7 +89,7 @@ def report(
         import traceback
 
         traceback.print_exception(error)
-    line, hint, status = explain(error, command, journal)
+    line, hint, status = explain(error, command, journal, stream)
     if status == UNWRITABLE:
         _silence_stdout()
     with contextlib.suppress(OSError, ValueError):
@@ -108,8 +110,10 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def explain(error: BaseException, command: str = "refold", journal: str = "JOURNAL") -> tuple[str, str, int]:
-    """The line, the hint and the exit status of an error of `command`, such as `refold run`, on `journal`."""
+def explain(
+    error: BaseException, command: str = "refold", journal: str = "JOURNAL", stream: str = DEFAULT_STREAM
+) -> tuple[str, str, int]:
+    """The line, the hint and the exit status of an error of `command`, such as `refold run`, on a stream of `journal`."""
     if isinstance(error, Complaint):
         return str(error), error.hint, error.status
     if isinstance(error, click.ClickException):
@@ -119,7 +123,7 @@ def explain(error: BaseException, command: str = "refold", journal: str = "JOURN
     if isinstance(error, SystemExit):
         return "", "", error.code if isinstance(error.code, int) else BUG
     if isinstance(error, JournalCorrupt) or (isinstance(error, InvariantViolation) and _is_contradiction(error)):
-        return str(error), damage_hint(error, journal), UNREADABLE
+        return str(error), damage_hint(error, journal, stream), UNREADABLE
     for kind, blame in _BLAMES:
         if isinstance(error, kind):
             if blame.status == UNREADABLE and _is_locked(error):
@@ -145,23 +149,23 @@ def unwritable(path: object, error: OSError) -> Complaint:
     return Complaint(f"{path} can't be written: {error.strerror or error}", hint, status)
 
 
-def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL") -> str:
-    """What to do about a journal that is damaged, or contradicts itself."""
+def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL", stream: str = DEFAULT_STREAM) -> str:
+    """What to do about a stream of a journal that is damaged, or contradicts itself."""
     journal = error.place if error.place not in {"", place_of(journal)} else journal  # of two, the error knows which
     if not isinstance(error, JournalCorrupt):
-        log = typed("log", journal, options=("--until", error.position))
-        return f"`{typed('verify', journal)}` says which law is broken, `{log}` shows the events that lead there"
+        log = typed("log", journal, options=(*of_stream(stream), "--until", error.position))
+        return f"`{typed('verify', journal, options=of_stream(stream))}` says which law is broken, `{log}` shows the events that lead there"
     if error.kind == "foreign":
         return NO_JOURNAL
     if error.kind == "unmarked":
-        return f"`{typed('log', journal, options=('-n', 20))}` lists the last of what is whole"
+        return f"`{typed('log', journal, options=(*of_stream(stream), '-n', 20))}` lists the last of what is whole"
     if error.kind == "unindexed":
         if locate(journal).kind == "segments":
             return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
         return f"nothing is lost: `{typed('copy', journal, 'NEW')}` makes a whole journal of it"
     if error.position == 0:
         return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
-    before = typed("log", journal, options=("--until", error.position - 1))
+    before = typed("log", journal, options=(*of_stream(stream), "--until", error.position - 1))
     return f"the records before it are whole: `{before}` lists them; for the others, restore a backup"
 
 
@@ -176,9 +180,9 @@ def _asks_read_model(journal: str) -> str:
     return f"`{ask}` asks the read model, which was made of {count(num_known, 'record')}"
 
 
-def damaged(error: "JournalCorrupt | Contradiction", journal: str) -> Complaint:
-    """The complaint about a journal that turned out to be damaged, with commands for it."""
-    return Complaint(str(name(error, place_of(journal))), damage_hint(error, journal), UNREADABLE)
+def damaged(error: "JournalCorrupt | Contradiction", journal: str, stream: str = DEFAULT_STREAM) -> Complaint:
+    """The complaint about a stream that turned out to be damaged, with commands for it."""
+    return Complaint(str(name(error, place_of(journal))), damage_hint(error, journal, stream), UNREADABLE)
 
 
 def _is_contradiction(error: InvariantViolation) -> "TypeIs[Contradiction]":

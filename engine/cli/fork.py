@@ -13,6 +13,7 @@ from refold.engine.cli.console import (
     json_option,
     reading,
     rich_console,
+    stream_option,
     verb,
     write,
     write_json,
@@ -43,10 +44,17 @@ _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_00
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="A field of the engine's configuration.")
 @click.option("--step-time", metavar="TIME", help="What a step takes, e.g. 12ms; with --token-time. Else as recorded.")
 @click.option("--token-time", metavar="TIME", help="What each token in it takes, e.g. 8us.")
+@stream_option
 @json_option
 @journal_argument
 def command(
-    at: Place, changes: tuple[str, ...], step_time: str | None, token_time: str | None, as_json: bool, journal: str
+    at: Place,
+    changes: tuple[str, ...],
+    step_time: str | None,
+    token_time: str | None,
+    stream: str,
+    as_json: bool,
+    journal: str,
 ) -> None:
     """Play what was asked for again, from a place on, under another configuration; compare latency, preemptions, throughput.
 
@@ -57,9 +65,9 @@ def command(
     timing = None
     if step_time is not None or token_time is not None:
         timing = LinearTiming(_time(step_time or "0ns"), _time(token_time or "0ns"))
-    with reading(journal) as reader, bar("playing again", reader.head().position, "records") as progress:
-        position = position_of(Timeline(reader), at, journal)
-        found = fork(reader, position, wanted, timing, on_record=progress.advance)
+    with reading(journal, stream) as reader, bar("playing again", reader.head(stream).position, "records") as progress:
+        position = position_of(Timeline(reader, stream), at, journal)
+        found = fork(reader, position, wanted, timing, stream, on_record=progress.advance)
     if as_json:
         write_json({"schema": "refold.fork/1", **_as_json(found, wanted)})
     else:

@@ -14,6 +14,7 @@ from refold.engine.cli.console import (
     note,
     painter,
     reading,
+    stream_option,
     tell_if_cut,
     verb,
     write,
@@ -70,6 +71,7 @@ _COLOURS = {
 @click.option("-n", "--limit", type=_COUNT, metavar="N", help="Only the last N of these.")
 @click.option("--reverse", is_flag=True, help="The newest first.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until interrupted.")
+@stream_option
 @json_option
 @journal_argument
 def command(
@@ -83,6 +85,7 @@ def command(
     limit: int | None,
     reverse: bool,
     follow: bool,
+    stream: str,
     as_json: bool,
     journal: str,
 ) -> None:
@@ -100,9 +103,9 @@ def command(
     names = Names()
     show = _json_line if as_json else _words_line(names)
     followed = Followed(journal)
-    with reading(journal) as reader:
-        since, stop = _within(reader, since, stop, after, before)
-        walk = Walk(reader, names, wanted)
+    with reading(journal, stream) as reader:
+        since, stop = _within(reader, stream, since, stop, after, before)
+        walk = Walk(reader, names, wanted, stream)
         end = walk.end if stop is None else min(stop, walk.end)
         is_beyond = since >= walk.end
         try:
@@ -116,7 +119,7 @@ def command(
             if follow:
                 _follow(walk, since, show, followed)
         except JournalCorrupt as error:
-            raise damaged(error, journal) from error
+            raise damaged(error, journal, stream) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
             raise unknown_request(request_id, names.similar(request_id), journal)
         if not found and is_beyond:
@@ -124,7 +127,7 @@ def command(
         elif not found and step is not None:
             _tell_steps(step, walk.steps, is_all=since == 0 and end == walk.end)
         if end == walk.end:
-            tell_if_cut(journal, end - 1, is_open=walk.is_open)
+            tell_if_cut(journal, end - 1, stream, is_open=walk.is_open)
 
 
 def _tell_end(end: int) -> None:
@@ -154,13 +157,13 @@ def _refuse_backwards(since: int, until: int | None, after: int | None, before: 
 
 
 def _within(
-    reader: JournalReader, since: int, stop: int | None, after: int | None, before: int | None
+    reader: JournalReader, stream: str, since: int, stop: int | None, after: int | None, before: int | None
 ) -> tuple[int, int | None]:
     """The range of positions, cut to the records between two times."""
     if after is not None:
-        since = max(since, position_of_time(reader, after - 1) + 1)
+        since = max(since, position_of_time(reader, after - 1, stream) + 1)
     if before is not None:
-        end = position_of_time(reader, before) + 1
+        end = position_of_time(reader, before, stream) + 1
         stop = end if stop is None else min(stop, end)
     return since, stop
 

@@ -7,7 +7,7 @@ import click
 from refold.engine.cli.console import clock
 from refold.engine.cli.failures import NOT_SO, Complaint
 from refold.engine.cli.times import parse_time
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.timeline import Timeline
 from refold.engine.history.times import record_at
 from refold.journal.errors import NotFound
@@ -58,14 +58,15 @@ def position_of(timeline: Timeline, place: Place | None, journal: str) -> int:
     Raises:
         Complaint: there is no such place.
     """
-    length, hint = len(timeline), f"`{typed('log', journal, options=('-n', 1))}` shows the last record"
+    of = of_stream(timeline.stream)
+    length, hint = len(timeline), f"`{typed('log', journal, options=(*of, '-n', 1))}` shows the last record"
     if place is None or place.kind == "end":
         return length - 1
     if place.kind == "time":
         position = timeline.position_of_time(place.value)
         if position < 0 < length:
             first = clock(record_at(timeline.reader, 0, timeline.stream).time_ns)
-            first_hint = f"`{typed('show', journal, options=('--at', 0))}` shows the state after it"
+            first_hint = f"`{typed('show', journal, options=(*of, '--at', 0))}` shows the state after it"
             raise Complaint(f"time {clock(place.value)}: the first record was made at {first}", first_hint, NOT_SO)
         return position
     if place.kind == "position":
@@ -76,5 +77,5 @@ def position_of(timeline: Timeline, place: Place | None, journal: str) -> int:
     try:
         return timeline.position_of_step(place.value)
     except NotFound as error:
-        last = typed("log", journal, options=("--kind", "StepScheduled", "-n", 1))
+        last = typed("log", journal, options=(*of, "--kind", "StepScheduled", "-n", 1))
         raise Complaint(str(error), f"`{last}` shows the last step", NOT_SO) from error

@@ -2,10 +2,19 @@
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, require_journal, verb, write, write_json
+from refold.engine.cli.console import (
+    journal_argument,
+    json_option,
+    require_journal,
+    stream_option,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import Complaint
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import listed, safe
+from refold.journal.store import DEFAULT_STREAM
 
 EXAMPLES = """Examples:
   refold quarantine run.db                  whose content killed workers and is kept out
@@ -17,9 +26,10 @@ Exit status: 0 all is well, 1 no such request, 2 nothing of that request is quar
 
 @verb("quarantine", EXAMPLES)
 @click.option("--lift", metavar="REQUEST_ID", help="Let the content of this request be computed again.")
+@stream_option
 @json_option
 @journal_argument
-def command(lift: str | None, as_json: bool, journal: str) -> None:
+def command(lift: str | None, stream: str, as_json: bool, journal: str) -> None:
     """Show the requests that killed workers; their content is rejected when it is submitted again.
 
     A line is one content: all requests that were found out with it, any of which lifts it. `refold stat`, `refold verify` and
@@ -30,15 +40,15 @@ def command(lift: str | None, as_json: bool, journal: str) -> None:
     """
     from refold.engine.quarantine import quarantined_at_rest
 
-    require_journal(journal, tells_doubt=lift is None)
+    require_journal(journal, stream, tells_doubt=lift is None)
     if lift is not None:
-        _lift(journal, lift)
+        _lift(journal, lift, stream)
         if as_json:
             write_json({"schema": "refold.quarantine/1", "request_id": lift, "is_quarantined": False})
         else:
             write(f"the content of {safe(lift)} is quarantined no longer")
         return
-    found = quarantined_at_rest(journal)
+    found = quarantined_at_rest(journal, stream)
     for each in found:
         if as_json:
             told = {"request_id": each.culprit, "request_ids": each.request_ids, "is_quarantined": True}
@@ -49,7 +59,7 @@ def command(lift: str | None, as_json: bool, journal: str) -> None:
         write("nothing is quarantined")
 
 
-def _lift(journal: str, request_id: str) -> None:
+def _lift(journal: str, request_id: str, stream: str) -> None:
     """Lift it. An id that the journal doesn't know is not found; one whose content isn't kept out is refused."""
     from refold.engine.cli.unknown import names_in, unknown_request
     from refold.engine.quarantine import lift_at_rest, quarantined_at_rest
@@ -57,10 +67,10 @@ def _lift(journal: str, request_id: str) -> None:
     from refold.journal.errors import Rejected
 
     try:
-        lift_at_rest(journal, check_request_id(request_id))
+        lift_at_rest(journal, check_request_id(request_id), stream)
     except Rejected as error:
-        kept = [name for each in quarantined_at_rest(journal) for name in each.request_ids]
-        names = names_in(journal)
+        kept = [name for each in quarantined_at_rest(journal, stream) for name in each.request_ids]
+        names = names_in(journal, stream)
         if names.handle_of(request_id) is None and request_id:
             raise unknown_request(request_id, kept or names.similar(request_id), journal) from error
         whose = (
@@ -71,9 +81,10 @@ def _lift(journal: str, request_id: str) -> None:
         raise Complaint(str(error), whose) from error
 
 
-def quarantine_line(num_quarantined: int, journal: str) -> list[tuple[str, str]]:
+def quarantine_line(num_quarantined: int, journal: str, stream: str = DEFAULT_STREAM) -> list[tuple[str, str]]:
     """What `stat` and `verify` say of a standing quarantine; nothing if there is none."""
     if not num_quarantined:
         return []
     kept = "1 content is" if num_quarantined == 1 else f"{num_quarantined} contents are"
-    return [("kept out", f"{kept} quarantined, for killing workers: `{typed('quarantine', journal)}` tells whose")]
+    whose = typed("quarantine", journal, options=of_stream(stream))
+    return [("kept out", f"{kept} quarantined, for killing workers: `{whose}` tells whose")]

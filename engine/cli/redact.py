@@ -2,7 +2,7 @@
 
 import click
 
-from refold.engine.cli.console import note, remembered, require_journal, verb, write, write_json
+from refold.engine.cli.console import note, remembered, require_journal, stream_option, verb, write, write_json
 from refold.engine.history.plain import count, safe
 
 EXAMPLES = """Examples:
@@ -15,10 +15,11 @@ Exit status: 0 erased, 1 no such request, 3 there is no journal, 2 the request i
 
 @verb("redact", EXAMPLES)
 @click.option("--reason", default="", metavar="TEXT", help="Who asked, and why; goes into the journal.")
+@stream_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line (NDJSON).")
 @click.argument("journal", callback=remembered)
 @click.argument("request_id", metavar="REQUEST_ID")
-def command(reason: str, as_json: bool, journal: str, request_id: str) -> None:
+def command(reason: str, stream: str, as_json: bool, journal: str, request_id: str) -> None:
     """Erase the prompt and the output of a finished request from every record, for good.
 
     What others said stays, and so does all that was decided: the hash chain, the schedule and every counter can still be
@@ -28,11 +29,11 @@ def command(reason: str, as_json: bool, journal: str, request_id: str) -> None:
     from refold.engine.redacting import redact_at_rest
     from refold.journal.errors import NotFound
 
-    require_journal(journal, tells_doubt=False)  # refused, if there is any
+    require_journal(journal, stream, tells_doubt=False)  # refused, if there is any
     try:
-        done = redact_at_rest(journal, request_id, reason)
+        done = redact_at_rest(journal, request_id, reason, stream)
     except NotFound as error:
-        raise unknown_request(request_id, names_in(journal).similar(request_id), journal) from error
+        raise unknown_request(request_id, names_in(journal, stream).similar(request_id), journal) from error
     if as_json:
         write_json({"schema": "refold.redact/1", "request_id": request_id, "records": done.records, "left": done.left})
     else:

@@ -4,7 +4,16 @@ import sys
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, painter, reading, verb, write, write_json
+from refold.engine.cli.console import (
+    journal_argument,
+    json_option,
+    painter,
+    reading,
+    stream_option,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import NOT_SO
 from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.progress import bar
@@ -32,6 +41,7 @@ Exit status with --execute: 0 all equal, 1 something differs, or can't be expect
 @click.option("--execute", is_flag=True, help="Run the recorded schedule again on new workers, and compare.")
 @click.option("--model", metavar="NAME", help="Where the weights are now, if not where they were.")
 @click.option("--any-environment", is_flag=True, help="Compare though device, versions or threads differ.")
+@stream_option
 @json_option
 @journal_argument
 def command(
@@ -40,6 +50,7 @@ def command(
     execute: bool,
     model: str | None,
     any_environment: bool,
+    stream: str,
     as_json: bool,
     journal: str,
 ) -> None:
@@ -50,13 +61,13 @@ def command(
     """
     if by_step and execute:
         raise click.UsageError("--step walks, --execute computes: give one of them")
-    with reading(journal) as reader:
-        timeline = Timeline(reader)
+    with reading(journal, stream) as reader:
+        timeline = Timeline(reader, stream)
         if execute:
             _execute(reader, timeline, journal, at, model, any_environment=any_environment, as_json=as_json)
             return
         if by_step:
-            _walk(reader, timeline, journal, at)
+            _walk(timeline, journal, at)
             return
         position = position_of(timeline, at, journal)
         with bar("folding", position + 1, "records") as progress:
@@ -81,32 +92,33 @@ def _execute(
     from refold.engine.successors import Successors
 
     stop = position_of(timeline, at, journal) + 1
-    expect = reader.head() if at is None else None  # all of it: what the head promises must be there
+    expect = reader.head(timeline.stream) if at is None else None  # all of it: what the head promises must be there
     try:
         with bar("executing", stop, "records") as progress:
             found = reexecute(
                 reader,
                 Successors(model).make,
+                timeline.stream,
                 stop=stop if expect is None else expect.position,
                 expect=expect,
                 on_record=progress.advance,
                 any_environment=any_environment,
             )
     except OtherEnvironment as error:
-        raise executed.refusal(error, journal) from error
+        raise executed.refusal(error, journal, timeline.stream) from error
     if as_json:
         write_json(executed.as_json(found))
         if found.first is not None:
             raise SystemExit(NOT_SO)
         return
-    executed.print_executed(found, journal)
+    executed.print_executed(found, journal, timeline.stream)
 
 
-def _walk(reader: JournalReader, timeline: Timeline, journal: str, at: Place | None) -> None:
+def _walk(timeline: Timeline, journal: str, at: Place | None) -> None:
     """Read commands from stdin until it ends, or says so."""
     if at is not None:
         timeline.seek(position_of(timeline, at, journal))
-    stepper, paint = Stepper(timeline, lambda: _first_violation(reader)), painter(sys.stdout)
+    stepper, paint = Stepper(timeline, lambda: _first_violation(timeline)), painter(sys.stdout)
     is_watched = sys.stdin.isatty()
     for line in (*HELP.splitlines(), *stepper.where()) if is_watched else stepper.where():
         write(line)
@@ -122,9 +134,9 @@ def _walk(reader: JournalReader, timeline: Timeline, journal: str, at: Place | N
             write(each)
 
 
-def _first_violation(reader: JournalReader) -> int | None:
+def _first_violation(timeline: Timeline) -> int | None:
     try:
-        verify_journal(reader)
+        verify_journal(timeline.reader, timeline.stream)
     except (Contradiction, JournalCorrupt) as error:
         return error.position
     return None

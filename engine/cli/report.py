@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import check_output, journal_argument, named, reading, verb, write
+from refold.engine.cli.console import check_output, journal_argument, named, reading, stream_option, verb, write
 from refold.engine.cli.failures import unwritable
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
@@ -23,12 +23,13 @@ EXAMPLES = """Examples:
     "-o", "--output", type=click.Path(path_type=Path), default="refold.html", show_default=True, metavar="FILE"
 )
 @click.option("--title", default="", metavar="TEXT", help="The page's title; the journal's name without.")
+@stream_option
 @journal_argument
-def command(output: Path, title: str, journal: str) -> None:
+def command(output: Path, title: str, stream: str, journal: str) -> None:
     """Write one HTML page: timeline, KV occupancy, queues, latency percentiles, waits and preemptions. It loads nothing from anywhere."""
     check_output(output, journal)
-    with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
-        data = gather(replay(reader, expect=reader.head()), progress.advance)
+    with reading(journal, stream) as reader, bar("reading", reader.head(stream).position, "records") as progress:
+        data = gather(replay(reader, stream, expect=reader.head(stream)), progress.advance)
     text = page(data, title or Path(named(journal)).name)
     try:
         with whole_text(output) as file:

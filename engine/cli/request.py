@@ -15,6 +15,7 @@ from refold.engine.cli.console import (
     note,
     painter,
     reading,
+    stream_option,
     tell_if_cut,
     verb,
     write,
@@ -41,20 +42,21 @@ EXAMPLES = """Examples:
 
 @verb("request", EXAMPLES)
 @click.argument("request_id", metavar="ID")
+@stream_option
 @json_option
 @journal_argument
-def command(request_id: str, as_json: bool, journal: str) -> None:
+def command(request_id: str, stream: str, as_json: bool, journal: str) -> None:
     """Tell the life of a request, from its submission to its end.
 
     When it was admitted, what preempted it and for whom, what became of its tokens in flight, and how long everything
     took. The request may have outlived its engine.
     """
     story, waits = LifeStory(request_id), list[Wait]()
-    with reading(journal) as reader:
-        broken = _follow(story, reader, waits)
+    with reading(journal, stream) as reader:
+        broken = _follow(story, reader, stream, waits)
     if story.life is None:
         if broken is not None:
-            raise damaged(broken, journal)
+            raise damaged(broken, journal, stream)
         raise unknown_request(request_id, story.names.similar(request_id), journal)
     text = text_of(story.life)
     if as_json:
@@ -64,16 +66,18 @@ def command(request_id: str, as_json: bool, journal: str) -> None:
         _tell(story, text, waits)
     if broken is not None:
         line = f"the life above is told up to record {broken.position - 1}, the last that is sound: {broken}"
-        raise Complaint(line, damage_hint(broken, journal), UNREADABLE) from broken
-    tell_if_cut(journal, story.position, is_open=story.is_open)
+        raise Complaint(line, damage_hint(broken, journal, stream), UNREADABLE) from broken
+    tell_if_cut(journal, story.position, stream, is_open=story.is_open)
 
 
-def _follow(story: LifeStory, reader: JournalReader, waits: list[Wait]) -> JournalCorrupt | Contradiction | None:
+def _follow(
+    story: LifeStory, reader: JournalReader, stream: str, waits: list[Wait]
+) -> JournalCorrupt | Contradiction | None:
     """Follow the journal as far as it can be read; the error that ended it early, if one did."""
-    follower, head, broken = Waits(story.request_id), reader.head(), None
+    follower, head, broken = Waits(story.request_id), reader.head(stream), None
     try:
         with bar("reading", head.position, "records") as progress:
-            for record, events, state in replay(reader, expect=head):
+            for record, events, state in replay(reader, stream, expect=head):
                 story.observe(record, events)
                 waits += follower.observe(record, events, state)
                 progress.advance()

@@ -11,6 +11,7 @@ from refold.engine.cli.console import (
     json_option,
     reading,
     rich_console,
+    stream_option,
     tell_if_cut,
     verb,
     write,
@@ -18,7 +19,7 @@ from refold.engine.cli.console import (
 )
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damage_hint, damaged
 from refold.engine.cli.places import PLACE, Place, position_of
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count, listed, safe
 from refold.engine.history.portrait import portrait
 from refold.engine.history.replay import Contradiction, Replayed, state_at
@@ -56,17 +57,18 @@ _TABLE_WIDTH = 112
     "--at", type=PLACE, metavar="PLACE", help="A position, step:N, or time:YYYY-MM-DDTHH:MM:SSZ; the end without."
 )
 @click.option("--against", type=PLACE, metavar="PLACE", help="Show what differs from the state there.")
+@stream_option
 @json_option
 @journal_argument
-def command(at: Place | None, against: Place | None, as_json: bool, journal: str) -> None:
+def command(at: Place | None, against: Place | None, stream: str, as_json: bool, journal: str) -> None:
     """Fold the journal up to and including a position, and show the engine's state there.
 
     Each live request is shown with all its counters, in tokens; the pool in blocks; the digest is what any other replay
     of the same journal has at that position.
     """
     broken = None
-    with reading(journal) as reader:
-        timeline = Timeline(reader)
+    with reading(journal, stream) as reader:
+        timeline = Timeline(reader, stream)
         try:
             if against is not None:
                 _compare(
@@ -76,20 +78,20 @@ def command(at: Place | None, against: Place | None, as_json: bool, journal: str
                     as_json=as_json,
                 )
                 return
-            replayed = state_at(reader, None if at is None else position_of(timeline, at, journal))
+            replayed = state_at(reader, None if at is None else position_of(timeline, at, journal), stream)
         except NotFound as error:
-            last = typed("log", journal, options=("-n", 1))
+            last = typed("log", journal, options=(*of_stream(stream), "-n", 1))
             raise Complaint(str(error), f"`{last}` shows the last record", NOT_SO) from error
         except (JournalCorrupt, Contradiction) as error:
             if at is not None or error.position == 0:
-                raise damaged(error, journal) from error
-            broken, replayed = error, state_at(reader, error.position - 1)
+                raise damaged(error, journal, stream) from error
+            broken, replayed = error, state_at(reader, error.position - 1, stream)
     _show(replayed, as_json)
     if broken is not None:
         line = f"the state above is that after record {broken.position - 1}, the last that is sound: {broken}"
-        raise Complaint(line, damage_hint(broken, journal), UNREADABLE) from broken
+        raise Complaint(line, damage_hint(broken, journal, stream), UNREADABLE) from broken
     if replayed is not None and at is None:
-        tell_if_cut(journal, replayed.record.position, is_open=replayed.state.is_open)
+        tell_if_cut(journal, replayed.record.position, stream, is_open=replayed.state.is_open)
 
 
 def _compare(timeline: Timeline, before: int, after: int, *, as_json: bool) -> None:

@@ -4,9 +4,20 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, named, note, reading, verb, write, write_json
+from refold.engine.cli.console import (
+    journal_argument,
+    json_option,
+    named,
+    note,
+    reading,
+    stream_option,
+    verb,
+    write,
+    write_json,
+)
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint, unwritable
 from refold.engine.cli.progress import bar
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.orders import orders_of
 from refold.engine.history.plain import count
 from refold.engine.history.shrink import as_pytest, shrink_orders
@@ -23,9 +34,10 @@ Exit status: 0 a test was made, 1 the history doesn't fail with this refold."""
 @verb("shrink", EXAMPLES)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where to write the test.")
 @click.option("--seconds", type=click.FloatRange(1, 86_400), default=60.0, show_default=True, help="How long to try.")
+@stream_option
 @json_option
 @journal_argument
-def command(output: Path | None, seconds: float, as_json: bool, journal: str) -> None:
+def command(output: Path | None, seconds: float, stream: str, as_json: bool, journal: str) -> None:
     """Reduce a journal to the shortest list of commands that still fails in the same way, and write it as a pytest.
 
     The journal's commands are played again by this refold, with the model saying what it said; the laws look on. The test needs
@@ -33,12 +45,13 @@ def command(output: Path | None, seconds: float, as_json: bool, journal: str) ->
     """
     if output is not None and output.exists():
         raise Complaint(f"{output} exists", "name another file", USAGE)
-    with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
-        heard = orders_of(reader, on_record=progress.advance)
+    with reading(journal, stream) as reader, bar("reading", reader.head(stream).position, "records") as progress:
+        heard = orders_of(reader, stream, on_record=progress.advance)
     try:
         shrunk = shrink_orders(heard.orders, heard.said, seconds)
     except Rejected as error:
-        hint = "`refold verify --redecide` says whether the recorded history itself is wrong"
+        again = typed("verify", journal, options=(*of_stream(stream), "--redecide"))
+        hint = f"`{again}` says whether the recorded history itself is wrong"
         raise Complaint("played again by this refold, this history doesn't fail", hint, NOT_SO) from error
     text = as_pytest(shrunk, f"Shrunk from a journal of {heard.num_events} events to {shrunk.num_events}.")
     if output is not None:

@@ -13,6 +13,7 @@ from refold.engine.cli.console import (
     json_option,
     painter,
     reading,
+    stream_option,
     verb,
     write,
     write_json,
@@ -33,14 +34,15 @@ EXAMPLES = """Examples:
     "--least", type=click.FloatRange(0), callback=finite, default=0.0, metavar="MS", help="Leave out shorter waits."
 )
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="The N longest.")
+@stream_option
 @json_option
 @journal_argument
-def command(least: float, limit: int, as_json: bool, journal: str) -> None:
+def command(least: float, limit: int, stream: str, as_json: bool, journal: str) -> None:
     """List the longest waits: who waited, for what, what was free, who held the rest, and which record made an end of it."""
     sums: dict[str, int] = {}
     longest: list[Wait] = []
-    with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
-        for wait in all_waits(reader, on_record=progress.advance):
+    with reading(journal, stream) as reader, bar("reading", reader.head(stream).position, "records") as progress:
+        for wait in all_waits(reader, stream, on_record=progress.advance):
             sums[wait.reason] = sums.get(wait.reason, 0) + wait.duration_ns
             if wait.duration_ns >= max(least * 1e6, 1):
                 longest.append(wait)

@@ -12,6 +12,7 @@ from refold.engine.cli.console import (
     json_option,
     painter,
     reading,
+    stream_option,
     streams_of,
     verb,
     write,
@@ -21,7 +22,6 @@ from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.history.plain import count, safe
 from refold.engine.history.statistics import Statistics, statistics
-from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.sizes import Sizes, sizes_of
 
 EXAMPLES = """Examples:
@@ -32,7 +32,7 @@ EXAMPLES = """Examples:
 
 @verb("stat", EXAMPLES)
 @click.option("--events", "by_kind", is_flag=True, help="Count events by kind. Reads every record.")
-@click.option("--stream", default=DEFAULT_STREAM, metavar="NAME", help="Which stream; `main` without.")
+@stream_option
 @json_option
 @journal_argument
 def command(by_kind: bool, stream: str, as_json: bool, journal: str) -> None:
@@ -41,7 +41,7 @@ def command(by_kind: bool, stream: str, as_json: bool, journal: str) -> None:
     Reads the newest snapshot and the records behind it, and little else. Bytes are those of the whole store: the file with its
     WAL, the folder, or the tables. How much a day brings is told once the records span an hour.
     """
-    with reading(journal) as reader:
+    with reading(journal, stream) as reader:
         streams_of(reader)  # one that is lost is noticed here: the sizes are the whole store's
         with bar("counting", reader.head(stream).position, "records") as progress:
             found = statistics(reader, stream, by_kind=by_kind, on_record=progress.advance)
@@ -51,7 +51,7 @@ def command(by_kind: bool, stream: str, as_json: bool, journal: str) -> None:
     elif found is None:
         write(f"empty: no engine has written to stream {safe(stream)} of this journal yet")
     else:
-        _print(report, journal)
+        _print(report, journal, stream)
 
 
 def as_report(found: Statistics | None, sizes: Sizes, stream: str) -> dict[str, Any]:
@@ -92,10 +92,10 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def _print(report: dict[str, Any], journal: str) -> None:
+def _print(report: dict[str, Any], journal: str, stream: str) -> None:
     paint = painter(sys.stdout)
     write(paint(safe(journal), bold=True) + f": {count(report['num_records'], 'record')}")
-    for name, words in [*_lines(report), *quarantine_line(report["num_quarantined"], journal)]:
+    for name, words in [*_lines(report), *quarantine_line(report["num_quarantined"], journal, stream)]:
         write(f"  {name:<10}{words}")
     for name, kind in report["events"].items():
         per = kind["num_bytes"] / kind["num_events"]

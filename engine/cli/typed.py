@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.location import shown
 
 
@@ -21,6 +22,11 @@ def typed(verb: str, *operands: str, options: Sequence[str | int] = ()) -> str:
     if any(operand.startswith("-") for operand in operands):
         words.insert(len(options), "--")
     return " ".join(["refold", verb, *words])
+
+
+def of_stream(stream: str) -> tuple[str, ...]:
+    """The option that names a stream to a verb; none for the usual one."""
+    return () if stream == DEFAULT_STREAM else ("--stream", stream)
 
 
 def _escaped(character: str) -> str:

@@ -62,7 +62,7 @@ def telling_what_is_there(under_way: UnderWay, *, as_json: bool) -> Iterator[Non
             write_json(under_way.failed(str(error)))
         if not isinstance(error, JournalError) or isinstance(error, JournalOwned) or under_way.stream is None:
             raise
-        line, hint, status = explain(error, "refold copy", under_way.source)
+        line, hint, status = explain(error, "refold copy", under_way.source, under_way.stream)
         way_on = _way_on(error, under_way)
         raise Complaint(line, way_on if hint in {"", GOES_ON} else f"{hint}; {way_on}", status) from error
 

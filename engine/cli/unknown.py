@@ -11,6 +11,7 @@ from refold.journal.codec import events_among
 from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalError
 from refold.journal.events import RequestSubmitted
+from refold.journal.store import DEFAULT_STREAM
 
 
 def unknown_request(request_id: str, similar: Sequence[str], journal: str) -> Complaint:
@@ -19,32 +20,33 @@ def unknown_request(request_id: str, similar: Sequence[str], journal: str) -> Co
     Of a journal that has lost its end nobody knows which it had: then the complaint is about that.
     """
     if (lost := _lost_end(journal)) is not None:
-        return damaged(lost, journal)
+        error, stream = lost
+        return damaged(error, journal, stream)
     hint = f"it has {listed([repr(s) for s in similar])}" if similar else "it has no request at all"
     return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
 
 
-def _lost_end(journal: str) -> EndInDoubt | None:
-    """What is known to be lost of it; of one that can't be read, as where its read model alone was asked, nothing is."""
+def _lost_end(journal: str) -> tuple[EndInDoubt, str] | None:
+    """What is known to be lost of it, and of which stream; of one that can't be read, as where its read model alone was asked, nothing is."""
     with contextlib.suppress(JournalError, Complaint), reading(journal, tells_doubt=False) as reader:
         for stream in streams_of(reader):
             try:
                 check_end(reader, stream)
             except EndInDoubt as error:
                 if error.kind == "truncated":
-                    return error
+                    return error, stream
     return None
 
 
-def names_in(journal: str) -> Names:
-    """The ids of all requests. Reads the journal; for an error, where nobody waits for speed.
+def names_in(journal: str, stream: str = DEFAULT_STREAM) -> Names:
+    """The ids of all requests of a stream. Reads the journal; for an error, where nobody waits for speed.
 
     Raises:
         JournalError: it can't be read.
     """
     names = Names()
-    with reading(journal) as reader:
-        for event in events_among(reader.read(), (RequestSubmitted,)):
+    with reading(journal, stream) as reader:
+        for event in events_among(reader.read(stream), (RequestSubmitted,)):
             if isinstance(event, RequestSubmitted):
                 names.observe(event)
     return names

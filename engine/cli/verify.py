@@ -12,6 +12,7 @@ from refold.engine.cli.console import (
     named,
     painter,
     reading,
+    stream_option,
     streams_of,
     tell_doubt,
     verb,
@@ -21,7 +22,7 @@ from refold.engine.cli.console import (
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, USAGE, Complaint, damage_hint
 from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
-from refold.engine.cli.typed import typed
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.heads import ExportedHead, check_root, export, read_head
 from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import Contradiction
@@ -38,6 +39,7 @@ EXAMPLES = """Examples:
   refold verify                        ./refold.db
   refold verify run.db --head run.head also: does it still reach the head that I kept? (812:9f… will do, too)
   refold verify --redecide run.db      also: would today's code have decided all of it?
+  refold verify --stream engine-7      the laws of another stream
   refold verify --json run.db || echo "not what it was"
 
 Exit status: 0 clean, or empty, 1 a law or a digest is violated, 3 damaged."""
@@ -50,9 +52,18 @@ Exit status: 0 clean, or empty, 1 a law or a digest is violated, 3 damaged."""
 @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Who must have signed it: the public key.")
 @click.option("--redecide", is_flag=True, help="Take every decision again with today's code (law L12).")
 @click.option("--every-event", is_flag=True, help="Check all laws after every event of a long journal, too.")
+@stream_option
 @json_option
 @journal_argument
-def command(head: str | None, key: Path | None, redecide: bool, every_event: bool, as_json: bool, journal: str) -> None:
+def command(
+    head: str | None,
+    key: Path | None,
+    redecide: bool,
+    every_event: bool,
+    stream: str,
+    as_json: bool,
+    journal: str,
+) -> None:
     """Check that a journal is whole and that its engine kept the laws.
 
     Three checks in one pass: the hash chain (edited, deleted, inserted, moved, torn or cut-off records, and content
@@ -62,36 +73,36 @@ def command(head: str | None, key: Path | None, redecide: bool, every_event: boo
     In a journal of more than 2,000 records the laws of the state are checked at intervals, and a violation is then traced to
     its first event; --every-event checks after each.
 
-    Of streams other than 'main' the chain is checked, and no laws.
+    All this is of one stream. Of the others the chain is checked, and no laws.
     """
-    kept = _kept_head(head, key)
+    kept = _kept_head(head, key, stream, journal)
     expect = None if kept is None else kept.head
-    with reading(journal, tells_doubt=False) as reader:  # it's what this is about to complain of
+    with reading(journal, stream, tells_doubt=False) as reader:  # it's what this is about to complain of
         tell_doubt(reader)
         try:
-            with bar("verifying", reader.head().position, "records") as progress:
+            with bar("verifying", reader.head(stream).position, "records") as progress:
                 verdict = verify_journal(
-                    reader, expect=expect, on_record=progress.advance, redecide=redecide, every_event=every_event
+                    reader, stream, expect, progress.advance, redecide=redecide, every_event=every_event
                 )
                 if kept is not None and kept.root:
                     check_root(reader, kept)
         except (JournalCorrupt, Contradiction) as error:
             if as_json:
-                write_json(_failure(error, DEFAULT_STREAM))
-            raise _complaint(error, journal) from error
-        others = _others(reader, as_json=as_json)
+                write_json(_failure(error, stream))
+            raise _complaint(error, journal, stream) from error
+        others = _others(reader, stream, as_json=as_json)
     if as_json:
-        write_json(_success(verdict) | {"other_streams": others})
+        write_json(_success(verdict, stream) | {"other_streams": others})
     elif not verdict.num_records and not others:
         write(
             f"empty: no record is in {named(journal)}, so nothing was verified; one that was emptied looks like a new one"
         )
     else:
-        _print(verdict, journal, others)
+        _print(verdict, journal, stream, others)
 
 
-def _others(reader: "JournalReader", *, as_json: bool) -> dict[str, int]:
-    """The other streams' records, each checked against the one before: how many there are, by name.
+def _others(reader: "JournalReader", verified: str, *, as_json: bool) -> dict[str, int]:
+    """The records of the streams that aren't the one that was verified, each checked against the one before: how many there are, by name.
 
     Raises:
         Complaint: one is damaged.
@@ -100,7 +111,7 @@ def _others(reader: "JournalReader", *, as_json: bool) -> dict[str, int]:
 
     found = dict[str, int]()
     for stream in sorted(streams_of(reader)):
-        if stream == DEFAULT_STREAM:
+        if stream == verified:
             continue
         try:
             with bar(f"verifying {safe(stream)}", reader.head(stream).position, "records") as progress:
@@ -110,21 +121,22 @@ def _others(reader: "JournalReader", *, as_json: bool) -> dict[str, int]:
                 write_json(_failure(error, stream))
             line = f"{error.kind} at record {error.position} of stream {safe(stream)!r}: {error}"
             raise Complaint(
-                line, f"stream {DEFAULT_STREAM!r} is whole; restore this one from a backup", UNREADABLE
+                line, f"stream {safe(verified)!r} is whole; restore this one from a backup", UNREADABLE
             ) from error
     return found
 
 
-def _kept_head(text: str | None, key: Path | None) -> ExportedHead | None:
-    """The head in a file, or in words."""
+def _kept_head(text: str | None, key: Path | None, stream: str, journal: str) -> ExportedHead | None:
+    """The head in a file, which says of which stream it is, or in words, which are taken to be of this one."""
     if text is None or not Path(text).is_file():
         if key is not None:
             raise Complaint("--key needs a --head in a file, which it signed", "`refold head --key` writes one")
-        return None if text is None else export(DEFAULT_STREAM, _head_in_words(text), 0)
+        return None if text is None else export(stream, _head_in_words(text), 0)
     kept = read_head(Path(text), key)
-    if kept.stream != DEFAULT_STREAM:
-        line = f"{text} is the head of stream {kept.stream!a}, and verify reads {DEFAULT_STREAM!r}"
-        raise Complaint(line, f"give a head of {DEFAULT_STREAM!r}, such as `refold head` writes", USAGE)
+    if kept.stream != stream:
+        line = f"{text} is the head of stream {kept.stream!a}, and verify reads {stream!a}"
+        its_own = typed("verify", journal, options=(*of_stream(kept.stream), "--head", text))
+        raise Complaint(line, f"`{its_own}` verifies that one", USAGE)
     return kept
 
 
@@ -136,11 +148,12 @@ def _head_in_words(text: str) -> Head:
         raise Complaint(what, "`refold head` writes such a file, and `refold verify` prints a POSITION:HASH") from error
 
 
-def _success(verdict: Verdict) -> dict[str, Any]:
+def _success(verdict: Verdict, stream: str) -> dict[str, Any]:
     totals = verdict.totals
     return {
         "schema": "refold.verify/1",
         "ok": True,
+        "stream": stream,
         "is_empty": not verdict.num_records,
         "num_records": verdict.num_records,
         "num_events": verdict.num_events,
@@ -174,27 +187,32 @@ def _failure(error: JournalCorrupt | Contradiction, stream: str) -> dict[str, An
     }
 
 
-def _complaint(error: JournalCorrupt | Contradiction, journal: str) -> Complaint:
+def _complaint(error: JournalCorrupt | Contradiction, journal: str, stream: str) -> Complaint:
     if isinstance(error, Contradiction):
         says = LAWS.get(error.law, "an event fits the state before it")
-        hint = f"`{typed('log', journal, options=('--until', error.position))}` lists what leads there"
+        of = of_stream(stream)
+        hint = f"`{typed('log', journal, options=(*of, '--until', error.position))}` lists what leads there"
         if error.position:
-            hint += f", `{typed('show', journal, options=('--at', error.position - 1))}` shows the state before it"
+            hint += f", `{typed('show', journal, options=(*of, '--at', error.position - 1))}` shows the state before it"
         return Complaint(
             f"violated at record {error.position}: {error}",
             f"class {error.cause.kind}; {hint}; the law: {says}",
             NOT_SO,
         )
-    return Complaint(f"{error.kind} at record {error.position}: {error}", damage_hint(error, journal), UNREADABLE)
+    return Complaint(
+        f"{error.kind} at record {error.position}: {error}", damage_hint(error, journal, stream), UNREADABLE
+    )
 
 
-def _print(verdict: Verdict, journal: str, others: dict[str, int]) -> None:
+def _print(verdict: Verdict, journal: str, stream: str, others: dict[str, int]) -> None:
     paint = painter(sys.stdout)
-    write(paint("verified", fg="green", bold=True) + f": {named(journal)} is whole, and every law was kept")
-    more = [("stream", f"{safe(stream)}: {count(size, 'record')}, chain whole") for stream, size in others.items()]
-    for name, words in [*_lines(verdict), *quarantine_line(len(verdict.state.suspicion.quarantined), journal), *more]:
+    which = named(journal) if stream == DEFAULT_STREAM else f"stream {safe(stream)} of {named(journal)}"
+    write(paint("verified", fg="green", bold=True) + f": {which} is whole, and every law was kept")
+    more = [("stream", f"{safe(other)}: {count(size, 'record')}, chain whole") for other, size in others.items()]
+    kept_out = quarantine_line(len(verdict.state.suspicion.quarantined), journal, stream)
+    for name, words in [*_lines(verdict), *kept_out, *more]:
         write(f"  {name:<10}{words}")
-    again = typed("verify", journal, options=("--head", format_head(verdict.head)))
+    again = typed("verify", journal, options=(*of_stream(stream), "--head", format_head(verdict.head)))
     write(paint(f"  keep the head: `{again}` finds a tail that was cut off", dim=True))
 
 

@@ -16,7 +16,7 @@ from refold.journal.events import (
     StepScheduled,
 )
 from refold.journal.record import EMPTY_HEAD, Record, head_after
-from refold.journal.store import JournalReader
+from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import verified
 
 _MARK = b'"RequestSubmitted"'
@@ -43,14 +43,15 @@ EVERYTHING = Wanted(None, None, None)
 
 
 class Walk:
-    """Walks along a journal, checks the hash chain on the way, and finds the events that are wanted."""
+    """Walks along a stream of a journal, checks the hash chain on the way, and finds the events that are wanted."""
 
-    def __init__(self, reader: JournalReader, names: Names, wanted: Wanted) -> None:
+    def __init__(self, reader: JournalReader, names: Names, wanted: Wanted, stream: str = DEFAULT_STREAM) -> None:
         self._reader = reader
         self._names = names
         self._wanted = wanted
+        self._stream = stream
         self._at = EMPTY_HEAD
-        self._head = reader.head()
+        self._head = reader.head(stream)
         self._last: Record | None = None
         self._first_step: int | None = None
         self._last_step: int | None = None
@@ -77,7 +78,7 @@ class Walk:
 
     def anew(self) -> "Walk":
         """A walk for the same, from the start."""
-        return Walk(self._reader, self._names, self._wanted)
+        return Walk(self._reader, self._names, self._wanted, self._stream)
 
     @property
     def is_open(self) -> bool:
@@ -86,7 +87,7 @@ class Walk:
 
     def look_again(self) -> bool:
         """Whether the journal has grown."""
-        self._head = self._reader.head()
+        self._head = self._reader.head(self._stream)
         return self._head.position > self._at.position
 
     def lines(self, since: int, stop: int) -> Iterator[Line]:
@@ -120,7 +121,7 @@ class Walk:
     def _records(self, stop: int) -> Iterator[Record]:
         """The records from where the walk stopped, each after its place in the chain was checked."""
         start, is_whole = self._at, self._at == EMPTY_HEAD and stop == self.end
-        records = self._reader.read(start=start.position, stop=stop)
+        records = self._reader.read(self._stream, start.position, stop)
         for record in verified(records, start, self._head if stop == self.end else None, is_whole=is_whole):
             self._at = head_after(record)
             if not _is_between_lives(record):

@@ -14,6 +14,7 @@ from refold.engine.cli.console import (
     json_option,
     painter,
     reading,
+    stream_option,
     verb,
     write,
     write_json,
@@ -39,14 +40,20 @@ _COLOURS = {"delay": "yellow", "preemption": "red", "stale": "magenta"}
 @click.option(
     "--least", type=click.FloatRange(0), callback=finite, default=0.0, metavar="MS", help="Leave out shorter delays."
 )
+@stream_option
 @json_option
 @journal_argument
 def command(
-    request_id: str, only: Literal["delay", "preemption", "stale"] | None, least: float, as_json: bool, journal: str
+    request_id: str,
+    only: Literal["delay", "preemption", "stale"] | None,
+    least: float,
+    stream: str,
+    as_json: bool,
+    journal: str,
 ) -> None:
     """Tell why a request waited, was preempted, or got stale output: each a chain of causes, with the record of each."""
-    with reading(journal) as reader, bar("reading", reader.head().position, "records") as progress:
-        story = why(reader, request_id, on_record=progress.advance)
+    with reading(journal, stream) as reader, bar("reading", reader.head(stream).position, "records") as progress:
+        story = why(reader, request_id, stream, on_record=progress.advance)
     if not story.is_known:
         raise unknown_request(request_id, story.names.similar(request_id), journal)
     chains = [c for c in story.chains if only in (None, c.kind) and (c.kind != "delay" or c.duration_ns >= least * 1e6)]

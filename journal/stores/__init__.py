@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from refold.journal.store import JournalReader, JournalStore
+from refold.journal.store import DEFAULT_STREAM, JournalReader, JournalStore
 from refold.journal.stores.kinds import KINDS
 from refold.journal.stores.location import locate
 
@@ -33,10 +33,10 @@ def open_reader(url: str) -> JournalReader:
     return KINDS[location.kind].open_reader(location)
 
 
-def engine_owner(url: str) -> int | None:
-    """The process id of the live engine that writes this journal; 0 if unknown, None if nobody does."""
+def engine_owner(url: str, stream: str = DEFAULT_STREAM) -> int | None:
+    """The process id of the live engine that writes this stream, or this journal where it has one owner; 0 if unknown, None if nobody does."""
     location = locate(url)
-    return KINDS[location.kind].owner(location)
+    return KINDS[location.kind].owner(location, stream)
 
 
 @runtime_checkable

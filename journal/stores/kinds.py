@@ -16,13 +16,14 @@ class Kind(NamedTuple):
     Attributes:
         open_store: a handle that writes.
         open_reader: a handle that can't.
-        owner: the process id of the live engine that writes it; 0 if unknown, None if nobody does.
+        owner: the process id of the live engine that writes a stream, or any where the owner has the whole journal; 0 if
+            unknown, None if nobody does.
         doubt: why it can't be told whether its end is the acknowledged one, without an error; empty if it can.
     """
 
     open_store: Callable[[Location], JournalStore]
     open_reader: Callable[[Location], JournalReader]
-    owner: Callable[[Location], int | None]
+    owner: Callable[[Location, str], int | None]
     doubt: Callable[[Location], str] = lambda _location: ""
 
 
@@ -36,7 +37,7 @@ def _read_memory(_location: Location) -> JournalReader:
     raise NoStore("a memory: journal is readable inside its own process only: name a journal file")
 
 
-def _own_memory(_location: Location) -> int | None:
+def _own_memory(_location: Location, _stream: str) -> int | None:
     raise NoStore("memory: is no journal file: use sqlite:///FILE or a plain file path")
 
 
@@ -52,7 +53,7 @@ def _read_sqlite(location: Location) -> JournalReader:
     return SqliteReader(sqlite_path(location.url))
 
 
-def _own_sqlite(location: Location) -> int | None:
+def _own_sqlite(location: Location, _stream: str) -> int | None:
     from refold.journal.stores.ownership import owner_of  # noqa: PLC0415
 
     return owner_of(sqlite_path(location.url))
@@ -76,10 +77,10 @@ def _read_postgresql(location: Location) -> JournalReader:
     return open_postgres_reader(location.url)
 
 
-def _own_postgresql(location: Location) -> int | None:
+def _own_postgresql(location: Location, stream: str) -> int | None:
     from refold.journal.stores.postgres import owner_of_database  # noqa: PLC0415
 
-    return owner_of_database(location.url)
+    return owner_of_database(location.url, stream)
 
 
 def _open_segments(location: Location) -> JournalStore:
@@ -94,7 +95,7 @@ def _read_segments(location: Location) -> JournalReader:
     return SegmentReader(file_path(location))
 
 
-def _own_segments(location: Location) -> int | None:
+def _own_segments(location: Location, _stream: str) -> int | None:
     from refold.journal.stores.ownership import owner_of  # noqa: PLC0415
 
     return owner_of(file_path(location))

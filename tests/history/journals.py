@@ -30,17 +30,17 @@ def sealed(lives: Sequence[Life], tick_ns: int = TICK_NS) -> list[Record]:
     return records
 
 
-def write_journal(path: Path, lives: Sequence[Life], tick_ns: int = TICK_NS) -> Head:
+def write_journal(path: Path | str, lives: Sequence[Life], tick_ns: int = TICK_NS, stream: str = "main") -> Head:
     """Write the lives through a store, as their engines would have. The file is whole and nobody owns it."""
     migrations.ensure(str(path))
     head = EMPTY_HEAD
     records = sealed(lives, tick_ns)
     for epoch, life in enumerate(lives, start=1):
         store = open_store(str(path))
-        head = store.open_stream()
+        head = store.open_stream(stream)
         assert head.engine_epoch == epoch
         if life:
-            head = store.append("main", records[head.position : head.position + len(life)])
+            head = store.append(stream, records[head.position : head.position + len(life)])
         store.close()
     return head
 
