@@ -315,18 +315,28 @@ BLOCKS = (
         "parent_ignored",
         "A block's hash leaves out what comes before it.",
         (
+            _HASHES + "extend_block_hashes",
+            "said = hashes[-1] if i else root_hash(request.cache_salt, request.adapter)",
+            "said = b''",
+        ),
+        (
             _HASHES + "block_hash",
-            "hashlib.sha256(parent + packed_tokens + media)",
-            "hashlib.sha256(packed_tokens + media)",
+            "_sha256(parent + packed_tokens + media)",
+            "_sha256(packed_tokens + media)",
         ),
     ),
     _fault(
         "media_ignored",
         "Two pictures are the same picture: their places hold the same tokens.",
         (
+            _HASHES + "extend_block_hashes",
+            "said += media_identity(request.media, start, block_size)",
+            "pass",
+        ),
+        (
             _HASHES + "block_hash",
-            "hashlib.sha256(parent + packed_tokens + media)",
-            "hashlib.sha256(parent + packed_tokens)",
+            "_sha256(parent + packed_tokens + media)",
+            "_sha256(parent + packed_tokens)",
         ),
     ),
     _fault(
