@@ -56,7 +56,7 @@ def make_records(head: Head, count: int, *, cause: str = "test", time_ns: int = 
     return records
 
 
-def refusal(store: JournalStore, records: list[Record], error: type[JournalError]) -> str:
+def refusal(store: JournalStore, records: list[Record], error: type[JournalError] | tuple[type[Exception], ...]) -> str:
     """The message with which `store` refuses to append; checks that it leaves the stream as it was."""
     before = store.head(), list(store.read())
     with pytest.raises(error) as caught:
@@ -187,6 +187,20 @@ class JournalStoreContract:
         refusal(store, [record._replace(time_ns=record.time_ns + 1)], PositionConflict)
         refusal(store, [record._replace(content_hash=GENESIS_HASH)], PositionConflict)
         refusal(store, [record._replace(hash=GENESIS_HASH)], PositionConflict)
+
+    @pytest.mark.parametrize("count", [2, 3, 21])
+    def test_of_records_of_which_the_last_is_refused_none_gets_in(
+        self, store_factory: StoreFactory, count: int
+    ) -> None:
+        """A gap among them may be told as an assertion: whoever chains records doesn't leave one."""
+        store = store_factory()
+        head = store.append(DEFAULT_STREAM, make_records(store.open_stream(), 2))
+        records = make_records(head, count + 1)
+        older = make_records(head_after(records[count - 2])._replace(engine_epoch=head.engine_epoch - 1), 1)
+        refusal(store, [*records[: count - 1], *older], Fenced)
+        refusal(store, [*records[: count - 1], records[count]], (PositionConflict, AssertionError))
+        assert store.append(DEFAULT_STREAM, records) == head_after(records[-1])
+        assert verify_stream(store) == store.head()
 
     def test_a_record_that_another_process_has_chained_is_taken(self, store_factory: StoreFactory) -> None:
         store = store_factory()
