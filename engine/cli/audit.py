@@ -130,7 +130,8 @@ def follow_journal(as_json: bool, journal: str) -> None:
     followed = Followed(journal)
     with there_is_one(journal):
         require_journal(journal)  # says so if nobody can tell whether its end is gone
-        follow(place_of(journal), tell, pause)
+        with followed.blamed():
+            follow(place_of(journal), tell, pause)
 
 
 @command.add_command

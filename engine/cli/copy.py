@@ -160,9 +160,10 @@ def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed:
     try:
         while True:
             followed.check()
-            goal = reader.head(stream)
-            if goal.position > head.position:
-                head = copy_on(reader, store, stream, head, goal)
+            with followed.blamed():
+                goal = reader.head(stream)
+                if goal.position > head.position:
+                    head = copy_on(reader, store, stream, head, goal)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         note(f"copied up to {head.position}")

@@ -4,8 +4,12 @@ A file that was moved away, or deleted, stays open to whoever has it open, and n
 ever, and a replica would fall behind in silence, while an engine writes to another file of that name, a backup say.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 from refold.engine.cli.console import named
 from refold.engine.cli.failures import UNREADABLE, Complaint
+from refold.journal.errors import JournalError
 from refold.journal.stores.location import locate
 
 
@@ -29,6 +33,19 @@ class Followed:
             what = "it was moved away, or deleted" if found is None else "another was put in its place"
             line = f"{named(self._journal)} is no longer the journal that was followed: {what}"
             raise Complaint(line, "the same command follows what is there, once it is", UNREADABLE)
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What can't be read because something else lies there by now, or nothing, is told as that.
+
+        Raises:
+            Complaint: see `check`.
+        """
+        try:
+            yield
+        except JournalError:
+            self.check()
+            raise
 
     def _look(self) -> tuple[int, int] | None:
         """The identity of the file or folder; None of a database, or if nothing is there."""

@@ -117,7 +117,8 @@ def command(
                 if error is not None:
                     raise error
             if follow:
-                _follow(walk, since, show, followed)
+                with followed.blamed():
+                    _follow(walk, since, show, followed)
         except JournalCorrupt as error:
             raise damaged(error, journal, stream) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
