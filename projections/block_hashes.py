@@ -27,7 +27,9 @@ def extend_block_hashes(request: "Request", block_size: int) -> None:
     request.plain_until = 0  # a known hash is to be published
     hashes, tokens = request.block_hashes, request.tokens
     for i in range(len(hashes), len(tokens) // block_size):
-        start = i * block_size
+        start = (
+            i * block_size
+        )  # from here on as `block_hash`, written out: this is done for every block, and calls cost as much
         said = hashes[-1] if i else root_hash(request.cache_salt, request.adapter)
         said += (
             tokens[start : start + block_size].tobytes()
@@ -48,7 +50,7 @@ def pack_tokens(tokens: "array[int]") -> bytes:
 
 
 def block_hash(parent: bytes, packed_tokens: bytes, media: bytes = b"") -> bytes:
-    """The chain hash of a block that follows one with hash `parent`."""
+    """The chain hash of a block that follows one with hash `parent`: what the laws hold `extend_block_hashes` against."""
     return _sha256(parent + packed_tokens + media).digest()[:16]
 
 
