@@ -45,7 +45,7 @@ def command(what: str, stream: str, as_json: bool, journal: str) -> None:
                 raise Complaint(f"{number[:20]!r} is no index of an output", "give ID:INDEX, from 0", USAGE)
             story, index = blame(reader, name, stream, on_record=progress.advance), int(number[:18])
     if not story.is_known:
-        raise unknown_request(story.request_id, story.names.similar(story.request_id), journal)
+        raise unknown_request(story.request_id, story.names.similar(story.request_id), journal, stream)
     origins = [origin for origin in story.origins if index in (None, origin.index)]
     if index is not None and not origins:
         hint = f"it has {len(story.origins)} outputs, from 0"

@@ -122,7 +122,7 @@ def command(
         except JournalCorrupt as error:
             raise damaged(error, journal, stream) from error
         if not found and request_id is not None and names.handle_of(request_id) is None:
-            raise unknown_request(request_id, names.similar(request_id), journal)
+            raise unknown_request(request_id, names.similar(request_id), journal, stream)
         if not found and is_beyond:
             _tell_end(walk.end)
         elif not found and step is not None:

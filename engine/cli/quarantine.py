@@ -72,7 +72,7 @@ def _lift(journal: str, request_id: str, stream: str) -> None:
         kept = [name for each in quarantined_at_rest(journal, stream) for name in each.request_ids]
         names = names_in(journal, stream)
         if names.handle_of(request_id) is None and request_id:
-            raise unknown_request(request_id, kept or names.similar(request_id), journal) from error
+            raise unknown_request(request_id, kept or names.similar(request_id), journal, stream) from error
         whose = (
             f"quarantined is what {listed([repr(name) for name in kept])} asked for"
             if kept

@@ -33,7 +33,7 @@ def command(reason: str, stream: str, as_json: bool, journal: str, request_id: s
     try:
         done = redact_at_rest(journal, request_id, reason, stream)
     except NotFound as error:
-        raise unknown_request(request_id, names_in(journal, stream).similar(request_id), journal) from error
+        raise unknown_request(request_id, names_in(journal, stream).similar(request_id), journal, stream) from error
     if as_json:
         write_json({"schema": "refold.redact/1", "request_id": request_id, "records": done.records, "left": done.left})
     else:

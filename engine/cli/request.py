@@ -57,7 +57,7 @@ def command(request_id: str, stream: str, as_json: bool, journal: str) -> None:
     if story.life is None:
         if broken is not None:
             raise damaged(broken, journal, stream)
-        raise unknown_request(request_id, story.names.similar(request_id), journal)
+        raise unknown_request(request_id, story.names.similar(request_id), journal, stream)
     text = text_of(story.life)
     if as_json:
         told = msgspec.to_builtins(story.life)

@@ -14,27 +14,27 @@ from refold.journal.events import RequestSubmitted
 from refold.journal.store import DEFAULT_STREAM
 
 
-def unknown_request(request_id: str, similar: Sequence[str], journal: str) -> Complaint:
-    """The complaint about an id that the journal doesn't have; `similar` are ids that it has.
+def unknown_request(request_id: str, similar: Sequence[str], journal: str, stream: str | None = None) -> Complaint:
+    """The complaint about an id that a stream, or any of the journal's, doesn't have; `similar` are ids that it has.
 
-    Of a journal that has lost its end nobody knows which it had: then the complaint is about that.
+    Of one that has lost its end nobody knows which it had: then the complaint is about that.
     """
-    if (lost := _lost_end(journal)) is not None:
-        error, stream = lost
-        return damaged(error, journal, stream)
+    if (lost := _lost_end(journal, stream)) is not None:
+        error, whose = lost
+        return damaged(error, journal, whose)
     hint = f"it has {listed([repr(s) for s in similar])}" if similar else "it has no request at all"
     return Complaint(f"no request {request_id!r} in this journal", hint, NOT_SO)
 
 
-def _lost_end(journal: str) -> tuple[EndInDoubt, str] | None:
+def _lost_end(journal: str, stream: str | None) -> tuple[EndInDoubt, str] | None:
     """What is known to be lost of it, and of which stream; of one that can't be read, as where its read model alone was asked, nothing is."""
     with contextlib.suppress(JournalError, Complaint), reading(journal, tells_doubt=False) as reader:
-        for stream in streams_of(reader):
+        for each in streams_of(reader) if stream is None else [stream]:
             try:
-                check_end(reader, stream)
+                check_end(reader, each)
             except EndInDoubt as error:
                 if error.kind == "truncated":
-                    return error, stream
+                    return error, each
     return None
 
 

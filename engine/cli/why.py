@@ -55,7 +55,7 @@ def command(
     with reading(journal, stream) as reader, bar("reading", reader.head(stream).position, "records") as progress:
         story = why(reader, request_id, stream, on_record=progress.advance)
     if not story.is_known:
-        raise unknown_request(request_id, story.names.similar(request_id), journal)
+        raise unknown_request(request_id, story.names.similar(request_id), journal, stream)
     chains = [c for c in story.chains if only in (None, c.kind) and (c.kind != "delay" or c.duration_ns >= least * 1e6)]
     if as_json:
         sums = by_reason(story.waits)
