@@ -41,6 +41,7 @@ NESTED = (
 )
 
 MEANINGS = {
+    "EngineOpened.stream": "the name of the stream that it was written to; no hash covers the name under which a store keeps it",
     "admissions": "the requests that enter the running batch with this step",
     "admit_full_sequence": "admit a request only if all its known tokens fit, not just its first chunk",
     "allocations": "blocks newly owned by entries of this step",

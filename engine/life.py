@@ -228,7 +228,10 @@ def _start(
 
     writer = JournalWriter(store, args.stream, head, on_durable=on_durable, on_failed=core.on_journal_failed)
     try:
-        core.start(writer, opening_commands(head, desk.root_seed, desk.config, was_closed=recovery.was_closed))
+        opening = opening_commands(
+            head, desk.root_seed, desk.config, stream=args.stream, was_closed=recovery.was_closed
+        )
+        core.start(writer, opening)
     except BaseException:
         writer.close()
         snapshots.close(None)

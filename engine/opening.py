@@ -180,11 +180,19 @@ def _fold_checked(state: State, event: Event, position: int) -> None:
         ) from error
 
 
-def opening_commands(head: Head, root_seed: int, config: EngineConfig, *, was_closed: bool = True) -> list[Command]:
-    """The orders that begin a life; `was_closed`: the one before left in good order."""
+def opening_commands(
+    head: Head, root_seed: int, config: EngineConfig, *, stream: str = "", was_closed: bool = True
+) -> list[Command]:
+    """The orders that begin a life on a stream; `was_closed`: the one before left in good order."""
     return [
         LoseWorker(reason=CLOSED if was_closed else "the engine that had it ended without a word"),
-        OpenEngine(engine_epoch=head.engine_epoch, refold_version=__version__, root_seed=root_seed, config=config),
+        OpenEngine(
+            engine_epoch=head.engine_epoch,
+            refold_version=__version__,
+            root_seed=root_seed,
+            config=config,
+            stream=stream,
+        ),
     ]
 
 

@@ -14,6 +14,8 @@ from refold.engine.anchoring import Anchor
 from refold.engine.folding import Base
 from refold.engine.opening import Found, Recovery, fold_found, take_up
 from refold.engine.spared import SparedRecords
+from refold.journal.ends import check_end
+from refold.journal.own_name import check_not_renamed, check_own_name
 from refold.journal.record import Head
 from refold.journal.store import ClaimingStore, JournalStore
 
@@ -35,6 +37,10 @@ def take_over(store: JournalStore, stream: str, anchor: Anchor) -> TakenOver:
         JournalCorrupt, InvariantViolation: it's damaged, or isn't the one that the anchor names.
         JournalError: it can't be read or written.
     """
+    if not store.head(stream).position:
+        check_not_renamed(
+            store, stream
+        )  # before there is a stream of that name, which would be in the way of the right one
     if isinstance(store, ClaimingStore) and store.claim_stream(stream):
         found, spared = _judged(store, stream, store.head(stream), anchor)
         head = store.open_stream(stream)
@@ -47,6 +53,8 @@ def take_over(store: JournalStore, stream: str, anchor: Anchor) -> TakenOver:
 def _judged(store: JournalStore, stream: str, head: Head, anchor: Anchor) -> tuple[Found, SparedRecords]:
     """What the records up to `head` fold to, once everything that an engine asks before it opens was asked."""
     anchor.check(store, head)
+    check_own_name(store, stream)
+    check_end(store, stream)
     found = fold_found(store, stream, head)
     spared = SparedRecords(store, stream, head, found.start.position)
     spared.check_before_opening()

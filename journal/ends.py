@@ -1,8 +1,10 @@
 """What a reader may know of a stream that no record tells: whether somebody vouches for its end, and whether a part is missing."""
 
+import shlex
 from typing import Literal, Protocol, runtime_checkable
 
 from refold.journal.errors import JournalCorrupt
+from refold.journal.snapshots import SnapshotReader, checksum_of
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
 
@@ -48,6 +50,36 @@ def check_end(reader: JournalReader, stream: str = DEFAULT_STREAM) -> None:
     """
     if isinstance(reader, EndChecked):
         reader.check_end(stream)
+
+
+class ReaderWithSnapshots(SnapshotReader, JournalReader, Protocol):
+    """A reader of records and of snapshots of them."""
+
+
+def check_snapshots(reader: ReaderWithSnapshots, stream: str, place: str) -> None:
+    """See to it that no snapshot is of more records than there are: it was made of records on disk, and stored behind them.
+
+    For stores that keep both in one database, where neither can be lost without the other. One whose bytes aren't what was stored proves
+    nothing.
+
+    Raises:
+        EndInDoubt: one is; kind `truncated`.
+    """
+    entries = reader.snapshots(stream)  # before the head: an engine may be writing both
+    head = reader.head(stream)
+    for entry in reversed([entry for entry in entries if entry.position > head.position]):
+        snapshot = reader.load_snapshot(stream, entry.position)
+        if snapshot is None or snapshot.position != entry.position or checksum_of(snapshot) != snapshot.checksum:
+            continue
+        raise EndInDoubt(
+            f"{place} ends at {head.position}, but a snapshot was made of {entry.position} records, which were acknowledged: its end was "
+            f"lost; it names the head {entry.position}:{snapshot.hash.hex()}; restore a backup, or copy what is here by "
+            f"`refold copy --accept-end {shlex.quote(place)} NEW`",
+            position=head.position,
+            num_known=entry.position,
+            told_by="snapshot",
+            kind="truncated",
+        )
 
 
 @runtime_checkable

@@ -31,12 +31,13 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
 
 class EngineOpened(Event, frozen=True, tag=True):
-    """An engine took the journal over. Every life of an engine starts with one."""
+    """An engine took the journal's stream of that name over. Every life of an engine starts with one."""
 
     engine_epoch: int
     refold_version: str
     root_seed: int
     config: EngineConfig
+    stream: str = ""
 
 
 class EngineClosed(Event, frozen=True, tag=True):
@@ -337,10 +338,7 @@ class CacheReset(Event, frozen=True, tag=True):
 
 
 class EnginePaused(Event, frozen=True, tag=True):
-    """Scheduling is held back.
-
-    `new`: nobody comes in who never ran; `all`: no step at all; `drain`: as `new`, and submissions are refused.
-    """
+    """Scheduling is held back. `new`: nobody comes in who never ran; `all`: no step at all; `drain`: as `new`, and submissions are refused."""
 
     mode: PauseMode
 
@@ -352,9 +350,9 @@ class EngineResumed(Event, frozen=True, tag=True):
 class ContentRedacted(Event, frozen=True, tag=True):
     """What was said to these finished requests, and by them, was erased on someone's order.
 
-    Columns, one place per record that lost some of its content: `positions`, and `content_hashes`, the SHA-256 of what is left
-    of it. What the state had learned of the erased tokens goes as well: of the cached blocks, only those that live requests
-    share stay known. Digests that were recorded of states with erased tokens in them are erased too.
+    Columns, one place per record that lost some of its content: `positions`, and `content_hashes`, the SHA-256 of what is left of it.
+    What the state had learned of the erased tokens goes as well: of the cached blocks, only those that live requests share stay
+    known. Digests that were recorded of states with erased tokens in them are erased too.
     """
 
     handles: list[int]

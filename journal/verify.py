@@ -31,6 +31,7 @@ KINDS: dict[str, str] = {
     "truncated": "the stream ends before a head that is known",
     "torn": "the last record is there in part",
     "unmarked": "all that is there is whole, and what told how far the stream was acknowledged is lost",
+    "renamed": "all records are whole, and were written to a stream of another name",
     "unindexed": "all records are whole, and an index that only finds them is damaged, or something beside them",
     "erased": "the record has lost its content, and no redaction says so",
     "restored": "the record has a content that a redaction says is gone",

@@ -15,12 +15,13 @@ class Command(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class OpenEngine(Command, frozen=True):
-    """Start a life of the engine under `config`. Nothing may be in flight: lose the old worker first."""
+    """Start a life of the engine under `config`, on the stream of that name. Nothing may be in flight: lose the old worker first."""
 
     engine_epoch: int
     refold_version: str
     root_seed: int
     config: EngineConfig
+    stream: str = ""
 
 
 class CloseEngine(Command, frozen=True):

@@ -46,6 +46,7 @@ def open_engine(state: State, command: OpenEngine) -> list[Event]:
         refold_version=command.refold_version,
         root_seed=command.root_seed,
         config=config,
+        stream=command.stream,
     )
     ends = [
         RequestFinished(

@@ -163,6 +163,9 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
         if locate(journal).kind == "segments":
             return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
         return f"nothing is lost: `{typed('copy', journal, 'NEW')}` makes a whole journal of it"
+    if error.kind == "renamed":
+        log = typed("log", journal, options=(*of_stream(stream), "-n", 5))
+        return f"nothing is lost, and nothing is written until the names are right: `{log}` lists the last of what is kept there"
     if error.position == 0:
         return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
     before = typed("log", journal, options=(*of_stream(stream), "--until", error.position - 1))

@@ -10,6 +10,7 @@ from refold.journal.archives import border_of
 from refold.journal.contents import Attestation
 from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.naming import naming
+from refold.journal.own_name import check_own_name
 from refold.journal.record import Head
 from refold.journal.store import JournalReader
 from refold.journal.verify import Chain, Inspected
@@ -33,6 +34,7 @@ def check_kept(reader: JournalReader, stream: str, on_record: Callable[[], objec
         for _ in chain.follow(reader.read(stream, start.position)):
             on_record()
         chain.settle()
+        check_own_name(reader, stream)
         check_end(reader, stream)
     return start, chain.head
 

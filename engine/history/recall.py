@@ -105,7 +105,11 @@ def _known(token_ids: Sequence[int]) -> list[int]:
 def _open(events: Sequence[Event], state: State) -> Command:  # noqa: ARG001
     e: EngineOpened = _the(EngineOpened, events)
     return OpenEngine(
-        engine_epoch=e.engine_epoch, refold_version=e.refold_version, root_seed=e.root_seed, config=e.config
+        engine_epoch=e.engine_epoch,
+        refold_version=e.refold_version,
+        root_seed=e.root_seed,
+        config=e.config,
+        stream=e.stream,
     )
 
 

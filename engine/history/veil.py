@@ -130,7 +130,7 @@ class Veil:
             eos_token_ids=tuple(self.tokens(config.eos_token_ids)),
             tenant_weights={self.name("tenant", name): weight for name, weight in config.tenant_weights.items()},
         )
-        return msgspec.structs.replace(event, config=veiled, root_seed=0)
+        return msgspec.structs.replace(event, config=veiled, root_seed=0, stream="")
 
     def _submitted(self, event: RequestSubmitted) -> Event:
         return msgspec.structs.replace(

@@ -19,6 +19,7 @@ from refold.journal.codec import decode
 from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalError, Rejected
 from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest
 from refold.journal.naming import naming
+from refold.journal.own_name import check_name
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 from refold.journal.verify import attestation_of, read_verified, verified_part
@@ -112,6 +113,7 @@ def _verdict(
     try:
         for record in read_verified(reader, stream, expect=expect, contents=contents):
             events = decode(record)
+            check_name(events, record.position, stream)
             judge.observe(record, events)
             if record.position in contents.redacted:
                 lost |= {handle: record.position for handle in erased_of(events) if handle not in lost}

@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from refold.journal.archives import Archive, read_across
+from refold.journal.ends import check_snapshots
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
 from refold.journal.snapshots import Snapshot, SnapshotEntry
@@ -41,6 +42,14 @@ class SqlReader:
         """
         self._check_usable()
         self._database.check_not_orphaned()
+
+    def check_end(self, stream: str = DEFAULT_STREAM) -> None:
+        """See whether a snapshot tells of more records than there are.
+
+        Raises:
+            EndInDoubt: one does; kind `truncated`.
+        """
+        check_snapshots(self, stream, self.place)
 
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""

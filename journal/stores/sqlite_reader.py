@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from refold.journal.archives import Archive, read_across
+from refold.journal.ends import check_snapshots
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.snapshots import Snapshot, SnapshotEntry
@@ -96,6 +97,7 @@ class SqliteReader:
         for stream_id, position, digest in self._fetch(f"{ENDS_SQL} WHERE name = ?", (stream,)):
             if stream_id in marks:
                 check_accepted(self._path, stream_id, marks[stream_id], (position, digest))
+        check_snapshots(self, stream, self.place)
 
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
         """Records at positions start <= p < stop, in order."""
