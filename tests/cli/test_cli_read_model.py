@@ -88,6 +88,16 @@ def test_a_read_model_whose_list_was_emptied_is_made_anew_and_keeps_nothing_of_t
         assert len(writer.execute("SELECT DISTINCT projection_id FROM audit_tokens")) == 1
 
 
+def test_a_redaction_reaches_the_tokens_of_a_read_model_whose_list_was_emptied(journal: str) -> None:
+    refold("audit", "requests", journal)
+    change(journal, "DELETE FROM audit_projections")
+    assert refold("redact", journal, "run1-1").exit_code == 0
+    with closing(open_writer(place_of(journal))) as writer:
+        (handle,) = {row[0] for row in writer.execute("SELECT handle FROM audit_requests WHERE request_id = 'run1-1'")}
+        said = writer.execute(f"SELECT COUNT(token_id) FROM audit_tokens WHERE handle = {handle}")
+        assert [tuple(row) for row in said] == [(0,)]
+
+
 def test_a_redaction_that_misses_a_table_of_the_read_model_names_the_command_that_makes_it(journal: str) -> None:
     if not place_of(journal).is_own_file:
         change(journal, f"DROP TABLE audit_tokens {'CASCADE' if journal.startswith('postgres') else ''}")
