@@ -34,17 +34,19 @@ def left_of(content: bytes | None) -> str:
 class Attestation:
     """Follows a stream's verified records, and remembers whose content isn't the one that was written."""
 
-    __slots__ = ("_attested", "_expected", "_found", "_read", "_start")
+    __slots__ = ("_attested", "_expected", "_found", "_looks_ahead", "_read", "_start")
 
-    def __init__(self, start: int = 0, read: Read | None = None) -> None:
+    def __init__(self, start: int = 0, read: Read | None = None, *, looks_ahead: bool = True) -> None:
         """Begin.
 
         Args:
             start: position of the first record that it will see.
             read: reads the stream again, from a position up to another, exclusive; None if that can't be done.
+            looks_ahead: use that also to say at once whether a content that isn't the one that was written is attested later.
         """
         self._start = start
         self._read = read
+        self._looks_ahead = looks_ahead and read is not None
         self._found: dict[int, str] = {}
         self._attested: dict[int, str] = {}
         self._expected: dict[int, str] | None = None
@@ -62,9 +64,9 @@ class Attestation:
         """
         if not has_whole_content(record):
             self._found[record.position] = left_of(record.content)
-            if self._read is not None:
-                self._look_ahead(record.position, self._read)
-        for position, left in _attested_by(record):
+            if self._looks_ahead:
+                self._look_ahead(record.position)
+        for position, left in attested_by(record):
             if self._start <= position < record.position:
                 self._attested[position] = left
                 if position not in self._found:
@@ -82,9 +84,11 @@ class Attestation:
                 self._look_again(position, None)
                 _check(position, self._found[position], attested)
 
-    def _look_ahead(self, position: int, read: Read) -> None:
+    def _look_ahead(self, position: int) -> None:
+        assert self._read is not None, "who looks ahead can read again"
         if self._expected is None:
-            self._expected = {p: left for record in read(position + 1, None) for p, left in _attested_by(record)}
+            read = self._read
+            self._expected = {p: left for record in read(position + 1, None) for p, left in attested_by(record)}
         if self._expected.get(position) != self._found[position]:
             self._look_again(position, None)
             _check(position, self._found[position], self._expected.get(position))
@@ -98,7 +102,7 @@ class Attestation:
             raise bad_record(position, "restored", f"has its content, which record {said_at} says was redacted")
 
 
-def _attested_by(record: Record) -> list[tuple[int, str]]:
+def attested_by(record: Record) -> list[tuple[int, str]]:
     """What a record says is left of earlier contents: position and digest."""
     if _MARK not in (record.body or b""):  # a damaged one may be None
         return []

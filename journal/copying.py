@@ -4,7 +4,8 @@ What is in the target already is not copied again, so a copy that was killed goe
 target is a beginning of the source: the record before the target's end has the same hash there, and a hash stands for
 everything before it. Every record is verified against its chain on its way in, and the target is read and verified at the end.
 
-What was erased from the source before it was copied is not in the copy. What is erased later stays in it: make it anew.
+What was erased from the source before it was copied is not in the copy; what is erased later is erased there too, when the record that
+says so is copied (`refold.journal.copied_redactions`).
 
 The source may be written meanwhile: what was there when the copying began is copied, or, to follow, whatever comes.
 """
@@ -12,13 +13,14 @@ The source may be written meanwhile: what was there when the copying began is co
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from refold.journal.copied_redactions import append_copied
 from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalCorrupt, Rejected
 from refold.journal.naming import naming
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, in_groups
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotReader, SnapshotStore
-from refold.journal.store import JournalReader
+from refold.journal.store import Erased, JournalReader
 from refold.journal.verify import verified, verified_part
 
 BATCH_RECORDS = 1024
@@ -39,6 +41,7 @@ def copy_stream(
     stream: str,
     *,
     on_records: Callable[[int], None] = lambda _: None,
+    on_erased: Callable[[Erased], None] = lambda _: None,
     accepts_end: bool = False,
 ) -> Copied:
     """Copy what the source has now. The target's stream is open for copying when this returns.
@@ -48,6 +51,7 @@ def copy_stream(
         target: where to.
         stream: of both.
         on_records: called with the number of records that have been found or copied.
+        on_erased: called after each redaction that has erased something from the target.
         accepts_end: copy what is whole also where nobody can tell whether the source's end is gone. The copy won't show it.
 
     Raises:
@@ -64,7 +68,7 @@ def copy_stream(
     check_beginning(source, stream, start, goal)
     on_records(start.position)
     try:
-        copy_on(source, target, stream, start, goal, on_records)
+        copy_on(source, target, stream, start, goal, on_records, on_erased)
     except EndInDoubt as error:  # the source has less than its head says: all there is has been copied
         if not accepts_end:
             raise
@@ -102,6 +106,7 @@ def copy_on(
     start: Head,
     goal: Head,
     on_records: Callable[[int], None] = lambda _: None,
+    on_erased: Callable[[Erased], None] = lambda _: None,
 ) -> Head:
     """Copy the records from `start`, where the target ends, up to `goal`. Raises as `copy_stream`."""
     head = start
@@ -109,7 +114,7 @@ def copy_on(
     damage: list[JournalCorrupt] = []
     records = _before_damage(verified_part(source, stream, there, goal.position, goal), damage)
     for batch in in_groups(records, BATCH_RECORDS, BATCH_BYTES):
-        head = target.append(stream, batch)
+        head = append_copied(source, target, stream, batch, on_erased)
         on_records(len(batch))
     if damage:
         raise damage[0]

@@ -131,11 +131,18 @@ def verified_part(
 ) -> Iterator[Record]:
     """Records of a journal from `start_head` on, before position `stop`, each after it was checked as by `verified`.
 
+    The journal may be live: a content that was redacted since it was read is read again before anybody is told that it should be gone.
+
     Raises:
         JournalCorrupt: names the journal, the first bad position and the kind.
     """
+    chain = Chain(start_head, expect)
+    chain.contents = Attestation(
+        start_head.position, lambda begin, end: reader.read(stream, begin, end), looks_ahead=False
+    )
     with naming(reader):
-        yield from verified(reader.read(stream, start_head.position, stop), start_head, expect, is_whole=False)
+        yield from chain.follow(reader.read(stream, start_head.position, stop))
+        _check_reached(chain.head, expect)
 
 
 def attestation_of(reader: JournalReader, stream: str) -> Attestation:

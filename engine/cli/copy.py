@@ -28,7 +28,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, Rejected
 from refold.journal.naming import name
 from refold.journal.record import Head
 from refold.journal.replicas import ReplicaStore
-from refold.journal.store import DEFAULT_STREAM
+from refold.journal.store import DEFAULT_STREAM, Erased
 
 if TYPE_CHECKING:
     from refold.journal.copying import Copied
@@ -68,6 +68,8 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
     open it. What is in the target already is not copied again: after a kill at any moment, the same command goes on. The
     original may be live; what was there when the copying began is copied. The target must be new, or a copy of the same.
 
+    What the original has redacted since it was copied is erased from the copy too, with the record that says so.
+
     A journal that ends before what was acknowledged, or a folder of segments that has lost the mark of it, is copied with
     --accept-end only: the copy is a journal like any other, and doesn't show that its end was gone or in doubt.
     """
@@ -83,25 +85,37 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
         check_source(reader, names[0], accepts_end=accept_end)  # before there's a target, which would be empty
         under_way.store = store = opened.enter_context(closing(_open_target(target)))
         for under_way.stream in names:
-            done = _copy(reader, store, under_way.stream, accept_end)
+            done = _copy(reader, store, under_way.stream, accept_end, target)
             places = {"schema": "refold.copy/1", "from": source, "to": target}
             _say(places | _verified(reader, store, under_way.stream, done), as_json)
         if follow:
-            _follow(reader, store, names[0], followed)
+            _follow(reader, store, names[0], followed, target)
 
 
 class _Done(NamedTuple):
     copied: "Copied"
     started_s: float
+    erasures: list[Erased]
+    left: str
 
 
-def _copy(reader: "JournalReader", store: ReplicaStore, stream: str, accept_end: bool) -> _Done:
+def _copy(reader: "JournalReader", store: ReplicaStore, stream: str, accept_end: bool, target: str) -> _Done:
     from refold.journal.copying import copy_stream
 
-    started_s = time.perf_counter()
+    started_s, erasures = time.perf_counter(), list[Erased]()
     with bar(f"copying {stream}", reader.head(stream).position, "records") as progress:
-        copied = copy_stream(reader, store, stream, on_records=progress.advance, accepts_end=accept_end)
-    return _Done(copied, started_s)
+        copied = copy_stream(
+            reader, store, stream, on_records=progress.advance, on_erased=erasures.append, accepts_end=accept_end
+        )
+    return _Done(copied, started_s, erasures, _left(erasures, target))
+
+
+def _left(erasures: list[Erased], target: str) -> str:
+    """Where what was erased from the target may still be; empty if it's gone, from a read model beside it too."""
+    from refold.engine.audit.place import forget_beside
+
+    beside = forget_beside(target) if erasures else ""
+    return "; ".join(dict.fromkeys(filter(None, (*(erased.left for erased in erasures), beside))))
 
 
 def _verified(reader: "JournalReader", store: ReplicaStore, stream: str, done: _Done) -> dict[str, Any]:
@@ -123,6 +137,8 @@ def _verified(reader: "JournalReader", store: ReplicaStore, stream: str, done: _
         "end_is_vouched": doubt is None,
         "num_lost": num_lost,
         "lost_told_by": doubt.told_by if doubt is not None and num_lost else None,
+        "num_redactions": len(done.erasures),
+        "erased_left": done.left,
         "snapshot": copy_newest_snapshot(reader, store, stream, head.position),
         "seconds": round(time.perf_counter() - done.started_s, 3),
     }
@@ -136,8 +152,15 @@ def _say(report: dict[str, Any], as_json: bool) -> None:
     there = f", {found:,} were there" if found else ""
     write(f"copied {count(report['num_copied'], 'record')} of stream {safe(report['stream'])}{there}; verified")
     write(f"  head {report['head']}")
+    if report["num_redactions"]:
+        write(f"  {_what_is_erased(report['num_redactions'], report['erased_left'])}")
     if not report["end_is_vouched"]:
         write(f"  {_what_is_lost(report)}")
+
+
+def _what_is_erased(num_redactions: int, left: str) -> str:
+    words = f"erased here too: what {count(num_redactions, 'redaction')} erased there since it was copied"
+    return f"{words}; it may still be in {left}" if left else words
 
 
 def _what_is_lost(report: dict[str, Any]) -> str:
@@ -151,7 +174,7 @@ def _what_is_lost(report: dict[str, Any]) -> str:
     return f"{lost} lost: {told_by} says that {had}; whether it had acknowledged more can't be known"
 
 
-def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed: Followed) -> None:
+def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed: Followed, target: str) -> None:
     """Copy what comes. Ctrl-C ends it between two batches."""
     from refold.journal.copying import copy_on
 
@@ -163,7 +186,10 @@ def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed:
             with followed.blamed():
                 goal = reader.head(stream)
                 if goal.position > head.position:
-                    head = copy_on(reader, store, stream, head, goal)
+                    erasures: list[Erased] = []
+                    head = copy_on(reader, store, stream, head, goal, on_erased=erasures.append)
+                    if erasures:
+                        note(_what_is_erased(len(erasures), _left(erasures, target)))
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         note(f"copied up to {head.position}")

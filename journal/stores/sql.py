@@ -142,6 +142,9 @@ class SqlStore(SqlReader):
             opened = self._opened.get(stream)
             if opened is None:
                 raise not_open(stream)
+            if opened.is_replica:
+                check_replicates(opened.head, records)
+                opened = self._in_epoch(stream, opened, records[-1].engine_epoch)
             check_continues(opened.head, records)
             assert all(0 <= position < opened.head.position for position in contents), (
                 "only what is there can be erased"

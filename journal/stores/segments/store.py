@@ -114,7 +114,7 @@ class SegmentStore(SegmentReader):
         """Add records at the head, replace contents before it, and forget every snapshot: all or nothing."""
         with self._lock:
             log = self._opened(stream)
-            after = check_continues(log.head, records)
+            after = (check_replicates if log.is_replica else check_continues)(log.head, records)
             assert all(0 <= position < log.head.position for position in contents), "only what is there can be erased"
             frame = pack_group(records[0].position, after.engine_epoch, records)
             with log.fence():
