@@ -89,7 +89,7 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
             places = {"schema": "refold.copy/1", "from": source, "to": target}
             _say(places | _verified(reader, store, under_way.stream, done), as_json)
         if follow:
-            _follow(reader, store, names[0], followed, target)
+            _follow(reader, store, names[0], followed, under_way)
 
 
 class _Done(NamedTuple):
@@ -174,7 +174,7 @@ def _what_is_lost(report: dict[str, Any]) -> str:
     return f"{lost} lost: {told_by} says that {had}; whether it had acknowledged more can't be known"
 
 
-def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed: Followed, target: str) -> None:
+def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed: Followed, under_way: UnderWay) -> None:
     """Copy what comes. Ctrl-C ends it between two batches."""
     from refold.journal.copying import copy_on
 
@@ -189,10 +189,11 @@ def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed:
                     erasures: list[Erased] = []
                     head = copy_on(reader, store, stream, head, goal, on_erased=erasures.append)
                     if erasures:
-                        note(_what_is_erased(len(erasures), _left(erasures, target)))
+                        note(_what_is_erased(len(erasures), _left(erasures, under_way.target)))
             time.sleep(POLL_S)
     except KeyboardInterrupt:
-        note(f"copied up to {head.position}")
+        there = under_way.num_there()  # it may have come further than what returned
+        note(f"copied up to {head.position if there is None else there}")
 
 
 def _streams(reader: "JournalReader", stream: str | None) -> list[str]:
