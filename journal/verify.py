@@ -5,18 +5,15 @@ first record that doesn't follow from its predecessor marks the place. What it c
 stored head: only someone who remembers a head can, so every check here takes an expected one. It may be an old one: the
 stream must pass through it.
 
-The kind of damage is named as well as the evidence allows; `KINDS` says what each means. `_diagnose` looks at the rest of
-the stream, once: what follows tells a record that was changed from one that was put in, taken out or moved.
+The kind of damage is named as well as the evidence allows; `KINDS` says what each means, and `refold.journal.diagnosis` finds it.
 Whether the events make sense is another question, asked by the scheduler's laws.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain as joined
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
 from refold.journal.contents import Attestation
+from refold.journal.diagnosis import diagnose, of_an_older_epoch
 from refold.journal.ends import EndInDoubt, check_end, check_indexes
 from refold.journal.errors import JournalCorrupt, bad_record
 from refold.journal.naming import naming
@@ -36,7 +33,6 @@ KINDS: dict[str, str] = {
     "erased": "the record has lost its content, and no redaction says so",
     "restored": "the record has a content that a redaction says is gone",
 }
-_MAX_DELETED = 4096
 
 
 @runtime_checkable
@@ -78,13 +74,10 @@ class Chain:
         for record in rest:
             head = self.head
             if record.position != head.position or not follows(head, record):
-                raise _diagnose(self._before, head, record, rest)
+                end = None if self._expect is None else self._expect.position
+                raise bad_record(*diagnose(self._before, head, record, rest, end))
             if record.engine_epoch < head.engine_epoch:
-                raise bad_record(
-                    record.position,
-                    "reordered",
-                    f"was written in engine epoch {record.engine_epoch}, after one of epoch {head.engine_epoch}",
-                )
+                raise bad_record(*of_an_older_epoch(head, record.engine_epoch))
             self._before, self.head = head, head_after(record)
             self.contents.observe(record)
             _check_expected(self.head, self._expect)
@@ -234,80 +227,3 @@ def _check_reached(head: Head, expect: Head | None) -> None:
             told_by="head",
             kind="truncated",
         )
-
-
-def _diagnose(before: Head, head: Head, record: Record, rest: Iterator[Record]) -> JournalCorrupt:
-    """Why `record` isn't the one at `head`; `before` is the head before the last good record.
-
-    Looks through the rest of the stream: this happens once, at the end.
-    """
-    at = head.position
-    if record.hash == head.hash:
-        return bad_record(at, "inserted", "is the one before it once more")
-    if before is not head and follows(before, record):
-        return bad_record(before.position, "inserted", f"was never written; the one that was lies at {record.position}")
-    after = next(rest, None)
-    if gap := _num_deleted(record, after):
-        if moved := next((other for other in rest if follows(head, other)), None):
-            return bad_record(at, "reordered", f"lies at position {moved.position}")
-        return bad_record(at, "deleted", f"is not there, nor are {gap - 1} more" if gap > 1 else "is not there")
-    strangers, following = [record], iter(()) if after is None else joined([after], rest)
-    for other in following:
-        if follows(head, other):
-            end = _end_of(head_after(other._replace(position=at)), following)
-            if end is None or record.position != at or any(follows(end, stranger) for stranger in strangers):
-                return bad_record(at, "reordered", f"lies at position {other.position}")
-            return bad_record(at, "inserted", f"was never written; the one that was lies at {other.position}")
-        strangers.append(other)
-    return _named(head, record, is_last=after is None)
-
-
-def _named(head: Head, record: Record, *, is_last: bool) -> JournalCorrupt:
-    """The damage at `head`, if no other record belongs there."""
-    at = head.position
-    if follows(head, record):
-        return bad_record(at, "edited", f"says that its position is {record.position}")
-    if record.position > at:
-        return bad_record(at, "deleted", f"is not there; the next is {record.position}")
-    if record.position < at:
-        return bad_record(at, "reordered", f"has {record.position} in its place")
-    if is_last and _is_cut_off(record):
-        return bad_record(at, "torn", "was written in part")
-    return bad_record(at, "edited", "does not follow from the one before: its bytes were changed")
-
-
-def _num_deleted(record: Record, after: Record | None) -> int:
-    """How many records are missing before `record`, if the one after it follows from it under a later position."""
-    if after is None or after.position != record.position + 1:
-        return 0
-    for gap in range(_MAX_DELETED):
-        place = Head(after.position + gap, record.hash, record.engine_epoch)
-        if follows(place, after):
-            return gap
-    return 0
-
-
-def _end_of(head: Head, rest: Iterator[Record]) -> Head | None:
-    """Where the rest of the stream leads from `head`, whatever positions it has now; None if it doesn't follow."""
-    for record in rest:
-        if not follows(head, record):
-            return None
-        head = Head(head.position + 1, record.hash, record.engine_epoch)
-    return head
-
-
-def _is_cut_off(record: Record) -> bool:
-    """Whether body or content are the beginning of a JSON array, or end in zeros that nobody overwrote."""
-    return any(isinstance(part, bytes) and _is_beginning(part) for part in (record.body, record.content))
-
-
-def _is_beginning(text: bytes) -> bool:
-    if not text or text.endswith(b"]"):
-        return False
-    if text.endswith(b"\0"):
-        return True
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return "truncated" in str(error)
-    return False

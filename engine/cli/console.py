@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from refold.engine.cli.failures import Complaint
+    from refold.journal.errors import JournalCorrupt
     from refold.journal.store import JournalReader
 
 DEFAULT_JOURNAL = "refold.db"
@@ -68,13 +69,18 @@ def verb(name: str, epilog: str) -> Callable[[Callable[..., Any]], click.Command
 
 
 @contextmanager
-def reading(journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = True) -> "Iterator[JournalReader]":
-    """Open a journal to read a stream of it. With `tells_doubt`, say so if nobody can tell whether its end is gone.
+def reading(
+    journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = True, stop: int | None = None
+) -> "Iterator[JournalReader]":
+    """Open a journal to read a stream of it, or of that what is before position `stop`.
+
+    With `tells_doubt`, say so if nobody can tell whether its end is gone, and, when all was read, that behind its end is damage.
 
     Raises:
-        Complaint: there is none, or it is only just being created, or it has no such stream.
+        Complaint: there is none, or it is only just being created, or it has no such stream. Or behind its end is damage.
         JournalError: it can't be read.
     """
+    from refold.engine.cli.failures import damaged
     from refold.journal.errors import NotFound
     from refold.journal.stores import open_reader
 
@@ -85,9 +91,10 @@ def reading(journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = T
     try:
         _refuse_lost(journal, reader)
         require_stream(reader, stream)
-        if tells_doubt:
-            _tell_doubts(reader)
+        behind = _tell_doubts(reader, stream) if tells_doubt else None
         yield reader
+        if behind is not None and (stop is None or behind.position < stop):
+            raise damaged(behind, journal, stream)
     finally:
         reader.close()
 
@@ -129,21 +136,26 @@ def tell_doubt(reader: "JournalReader") -> None:
         note_once(f"refold: {doubt}")
 
 
-def _tell_doubts(reader: "JournalReader") -> None:
-    """What is read may not be all there was: say of which streams nobody can tell, once."""
-    from refold.journal.ends import EndChecked, check_end
+def _tell_doubts(reader: "JournalReader", read: str) -> "JournalCorrupt | None":
+    """What is read may not be all there was: say of which streams nobody can tell, once. Returns what is wrong behind the end of the one that is read."""
+    from refold.journal.ends import EndChecked, EndInDoubt, check_end
     from refold.journal.errors import JournalCorrupt
 
+    behind = None
     for stream in streams_of(reader) if isinstance(reader, EndChecked) else []:
         try:
             check_end(reader, stream)
         except JournalCorrupt as error:
-            note_once(f"refold: {error}")
+            if stream == read and not isinstance(error, EndInDoubt):
+                behind = error
+            else:
+                note_once(f"refold: {error}")
+    return behind
 
 
 def require_journal(journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = True) -> None:
     """A journal must be there; raises as `reading`. Whoever writes to it next is refused for its doubts: they needn't be told twice."""
-    with reading(journal, stream, tells_doubt=tells_doubt):
+    with reading(journal, stream, tells_doubt=tells_doubt, stop=0):  # whoever reads the records tells of damage
         pass
 
 

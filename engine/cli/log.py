@@ -103,7 +103,7 @@ def command(
     names = Names()
     show = _json_line if as_json else _words_line(names)
     followed = Followed(journal)
-    with reading(journal, stream) as reader:
+    with reading(journal, stream, stop=stop) as reader:
         since, stop = _within(reader, stream, since, stop, after, before)
         walk = Walk(reader, names, wanted, stream)
         end = walk.end if stop is None else min(stop, walk.end)

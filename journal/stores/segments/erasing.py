@@ -93,7 +93,7 @@ def _remove(files: FileLayer, view: StreamView, names: list[str]) -> None:
 def _is_in(view: StreamView, end: End, position: int, beginning: str) -> bool:
     if position >= end.head.position:
         return False
-    with contextlib.closing(view.records(position, end, None)) as records:
+    with contextlib.closing(view.records(position, end)) as records:
         return next(records).hash.hex().startswith(beginning)
 
 

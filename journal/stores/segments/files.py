@@ -181,3 +181,14 @@ def damaged(path: Path, position: int, kind: str, what: str) -> JournalCorrupt:
     return JournalCorrupt(
         f"record {position} in {path} {what} ({kind}); restore it from a backup", position=position, kind=kind
     )
+
+
+class Misplaced(JournalCorrupt):
+    """What lies at a place is whole, and isn't what belongs there. What became of that, the records behind it tell: see `misplaced.py`."""
+
+
+def misplaced(path: Path, position: int, found: int) -> Misplaced:
+    """The error of a file in which record `found` lies where `position` belongs."""
+    kind = "deleted" if found > position else "reordered"
+    error = damaged(path, position, kind, f"is not where it belongs: record {found} is")
+    return Misplaced(str(error), position=position, kind=kind)

@@ -59,7 +59,10 @@ def _check(stream: StreamFiles, names: list[SegmentName], stop: int) -> None:
         if name.first >= stop:
             return
         end = end_of(stream, name)
-        if end != following.first and end < stop:
+        if end > following.first:
+            what = f"is at the end of {name.file_name}, and once more at the beginning of the next segment"
+            raise damaged(stream.folder, following.first, "inserted", what)
+        if end < min(following.first, stop):
             raise damaged(stream.folder, end, "deleted", f"is not there; the next segment has {following.first}")
 
 

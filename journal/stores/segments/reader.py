@@ -87,13 +87,19 @@ class SegmentReader:
         """See to it that the stream's end can be vouched for. Where it can't, all methods read what is whole.
 
         Raises:
-            JournalCorrupt: its mark is damaged or gone (kind `unmarked`); says what is whole, and the way out.
+            JournalCorrupt: its mark is damaged or gone (kind `unmarked`); says what is whole, and the way out. Or all that was
+                acknowledged is whole, and what lies behind it is damage.
         """
         view = self._view(stream)
         try:
             view.mark()
         except MarkLost as lost:
             raise lost_end(view, lost) from lost
+        end = view.end()
+        if end is not None and end.damage is not None:
+            first = view.first_damage(end.damage)
+            if first.position >= end.head.position:  # else whoever reads comes upon it
+                raise first
 
     def check_parts(self, stream: str, stop: int) -> None:
         """See to it that of the segments with records before `stop` none is missing. A listing that was looked at isn't again.

@@ -1,8 +1,10 @@
 """Opening a stream for writing: what its last owner left is settled before anything is added to it."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from refold.journal.errors import JournalError
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.stores.segments import erasing
 from refold.journal.stores.segments.files import UPDATE, FileLayer, damaged, explain, write_all
@@ -32,8 +34,9 @@ def can_be_read_first(files: FileLayer, root: Path, stream: str) -> bool:
         mark = mark_of(view)
         if mark is None:
             return True
-        end = view.beyond(_checked(files, view, mark))
-        check_gaps(view, end.segment)
+        with _telling_the_first(view):
+            end = view.beyond(_checked(files, view, mark))
+            check_gaps(view, end.segment)
         return not erasing.is_unfinished(view, end)
     except OSError as error:
         raise explain(error, view.folder, "open") from error
@@ -58,14 +61,24 @@ def settle(files: FileLayer, view: StreamView, mark: Mark) -> End:
         OSError: it can't be read or written.
         JournalCorrupt: it's damaged, or a segment is missing.
     """
-    marked = _checked(files, view, mark)
+    with _telling_the_first(view):
+        marked = _checked(files, view, mark)
+        end = view.beyond(marked)
+        check_gaps(view, end.segment)
     _remove_leftovers(files, view.folder)
-    end = view.beyond(marked)
     for name in view.segments():
         if name.first >= mark.segment and not name.sealed:
             _write_again(files, view.folder / name.file_name, name.first, marked, end)
-    check_gaps(view, end.segment)
     return end
+
+
+@contextlib.contextmanager
+def _telling_the_first(view: StreamView) -> Iterator[None]:
+    """Damage that shows at the end may begin before it: whoever opens the stream is told the same as whoever reads it."""
+    try:
+        yield
+    except JournalCorrupt as found:
+        raise view.first_damage(found) from None
 
 
 def _remove_leftovers(files: FileLayer, folder: Path) -> None:
@@ -102,8 +115,6 @@ def _check_marked(files: FileLayer, view: StreamView, marked: End) -> None:
         agrees = size >= header.size if bare else _agrees(FileBytes(files, fd, min(size, marked.tail.end)), marked.tail)
     if agrees:
         return
-    for _ in view.records(marked.segment, marked, None):  # names the first bad record, if one is
-        pass
     raise damaged(
         view.folder, max(marked.head.position - 1, 0), "edited", "is not the one that the acknowledged end names"
     )

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from refold.journal.record import Head, Record, follows, head_after
-from refold.journal.stores.segments.files import FileLayer, damaged
-from refold.journal.stores.segments.frames import GROUP_HEADER_BYTES, Group, is_whole, unpack_group, unpack_records
+from refold.journal.stores.segments.files import FileLayer, damaged, misplaced
+from refold.journal.stores.segments.frames import (
+    GROUP_HEADER_BYTES,
+    GROUP_MAGIC,
+    Group,
+    is_whole,
+    unpack_group,
+    unpack_records,
+)
 
 PIECE_BYTES = 1 << 18
 
@@ -81,8 +88,7 @@ def walk(source: Bytes, place: Place, path: Path, start: int) -> Iterator[tuple[
         if group is None:
             raise _no_group(source, offset, position, path)
         if group.position != position:
-            kind = "deleted" if group.position > position else "reordered"
-            raise damaged(path, position, kind, f"is not where it belongs: record {group.position} is")
+            raise misplaced(path, position, group.position)
         if group.end > source.limit:
             raise damaged(path, position, "truncated", f"ends at byte {group.end}, its file at {source.limit}")
         if group.stop > start or group.position >= start:
@@ -97,15 +103,26 @@ def _no_group(source: Bytes, offset: int, position: int, path: Path) -> Exceptio
     return damaged(path, position, "edited", f"should begin at byte {offset}, but no checksum agrees there")
 
 
-def records_of(group: Group, body: bytes, previous: Head | None, path: Path) -> Iterator[Record]:
-    """The records of a group. Of a damaged one, those before the damage, if `previous` is known and they follow from it.
+def whole_among(source: Bytes, offset: int) -> Iterator[tuple[Group, bytes]]:
+    """The whole groups from `offset` on as they lie there, whatever is between them. For damaged files: all of one is read at once."""
+    rest = source.get(offset, source.limit - offset)
+    begin = 0
+    while (begin := rest.find(GROUP_MAGIC, begin)) >= 0:
+        group = unpack_group(rest, begin, begin)
+        body = b"" if group is None else rest[group.payload_start : group.end]
+        if group is not None and is_whole(group, body):
+            yield group, body
+            begin = group.end
+        else:
+            begin += 1
+
+
+def records_before_damage(group: Group, body: bytes, previous: Head | None, path: Path) -> Iterator[Record]:
+    """Of a group that isn't whole, the records before the damage, if `previous` is known and they follow from it.
 
     Raises:
-        JournalCorrupt: the group is damaged; names its first bad record.
+        JournalCorrupt: always, behind them; names the first bad record.
     """
-    if is_whole(group, body):
-        yield from unpack_records(group, body)
-        return
     position = group.position
     try:
         for record in unpack_records(group, body):

@@ -6,6 +6,7 @@ Each byte is under a checksum: the header's, a block's, the index's or that of t
 """
 
 import bisect
+import contextlib
 import struct
 import zlib
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from refold.journal.errors import JournalCorrupt
 from refold.journal.record import Head
 from refold.journal.stores.segments import compression
-from refold.journal.stores.segments.files import CREATE, READ, FileLayer, close_read, damaged, write_all
+from refold.journal.stores.segments.files import CREATE, READ, FileLayer, close_read, damaged, misplaced, write_all
 from refold.journal.stores.segments.frames import (
     MAX_SEGMENT_HEADER_BYTES,
     Group,
@@ -123,9 +124,16 @@ class SealedSegment:
                 yield group, body
                 position = group.stop
             if position != stop and stop > start:
-                raise damaged(self._path, position, "deleted", f"is not there; the next is {stop}")
+                raise misplaced(self._path, position, stop)
         if self._is_cut:
             raise self._cut()
+
+    def unpacked(self) -> Iterator[bytes]:
+        """What the blocks hold, without those that are damaged. Raises OSError, and JournalError if this Python can't unpack them."""
+        self._codec = compression.codec(self.index.codec)
+        for block in self.index.blocks:
+            with contextlib.suppress(JournalCorrupt):
+                yield self._unpack(block)
 
     def _cut(self) -> JournalCorrupt:
         return damaged(

@@ -6,10 +6,11 @@ stream. The way out is a backup, or a copy of what is whole.
 
 import contextlib
 import shlex
+from pathlib import Path
 
 from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt, JournalError
-from refold.journal.stores.segments.files import damaged
+from refold.journal.stores.segments.files import Misplaced, damaged
 from refold.journal.stores.segments.folder import SegmentName
 from refold.journal.stores.segments.gaps import end_of
 from refold.journal.stores.segments.scan import FileBytes, Place, walk
@@ -52,11 +53,13 @@ def lost(stream: StreamFiles, marked: End) -> JournalCorrupt:
 
 
 def cut_off(stream: StreamFiles, name: SegmentName, marked: End) -> JournalCorrupt:
-    """The error of a stream whose marked segment, which is there, ends before the mark. Names the first record that isn't in it."""
+    """The error of a stream whose marked segment, which is there, has no end of a group at the mark. Names the first record that isn't in it."""
     path, position = stream.folder / name.file_name, name.first
     try:
         with stream.opened(name) as (fd, header, size):
             for group, _ in walk(FileBytes(stream.files, fd, size), Place(header.size, position), path, position):
+                if group.end > marked.tail.end:
+                    return _across(path, group.position, marked)
                 position = group.stop
     except JournalCorrupt as damage:
         if damage.kind != "truncated":
@@ -67,6 +70,11 @@ def cut_off(stream: StreamFiles, name: SegmentName, marked: End) -> JournalCorru
         gone = _and_those_up_to(position, marked.head.position - 1)
         return damaged(path, position, "truncated", f"{gone}: {where}")
     return _short(stream, path, position, marked, where)
+
+
+def _across(path: Path, position: int, marked: End) -> Misplaced:
+    what = f"lies across byte {marked.tail.end}, where what was acknowledged ends: other bytes took the place of those before it"
+    return Misplaced(str(damaged(path, position, "edited", what)), position=position, kind="edited")
 
 
 def _all_lost(stream: StreamFiles, last: int) -> JournalCorrupt:

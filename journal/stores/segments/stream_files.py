@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refold.journal.archives import Archive
+from refold.journal.errors import JournalCorrupt
 from refold.journal.record import Head
 from refold.journal.stores.no_file import NoFile
 from refold.journal.stores.segments.archive_list import unpack_archives
@@ -20,10 +21,14 @@ from refold.journal.stores.segments.tail import Tail
 
 
 class End(NamedTuple):
-    """How far a stream counts: up to `tail.end` in the segment that begins with `segment`."""
+    """How far a stream counts: up to `tail.end` in the segment that begins with `segment`.
+
+    `damage` is what was found where it was looked how far the stream goes on; it may begin before the end.
+    """
 
     segment: int
     tail: Tail
+    damage: JournalCorrupt | None = None
 
     @property
     def head(self) -> Head:
@@ -98,6 +103,11 @@ class StreamFiles:
             head = header.head._replace(engine_epoch=max(header.head.engine_epoch, end.head.engine_epoch))
             return End(name.first, Tail(header.size, header.size, head, 0))
 
+    def head_before(self, name: SegmentName) -> Head:
+        """The head that a segment, sealed or not, continues."""
+        with self.opened(name) as (_fd, header, _size):
+            return header.head
+
     def opened_index(self, name: SegmentName) -> Head:
         """The head behind a sealed segment."""
         with self._reading(name):
@@ -127,7 +137,7 @@ class StreamFiles:
 
     @contextlib.contextmanager
     def opened(self, name: SegmentName) -> Iterator[tuple[int, SegmentHeader, int]]:
-        """An unsealed segment, open for reading: its descriptor, header and length."""
+        """A segment, open for reading: its descriptor, header and length."""
         path = self.folder / name.file_name
         with self._reading(name):
             fd = self.files.open(path, READ)

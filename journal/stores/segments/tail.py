@@ -6,14 +6,16 @@ the one before it is on disk. A crash leaves of it what had reached the disk: th
 
 Anything else is damage, and is never cut:
 - a group that isn't whole, though another one follows it;
-- a group that has all its bytes, none of them missing, and whose checksum disagrees.
+- a group that has all its bytes, none of them missing, and whose checksum disagrees;
+- a whole group that doesn't belong there, by its position or its engine epoch.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
+from refold.journal.diagnosis import of_an_older_epoch
 from refold.journal.record import Head
-from refold.journal.stores.segments.files import damaged
+from refold.journal.stores.segments.files import damaged, misplaced
 from refold.journal.stores.segments.frames import (
     GROUP_END,
     GROUP_FRAME_BYTES,
@@ -85,6 +87,10 @@ def check_torn(source: Bytes, tail: Tail, group: Group | None, path: Path) -> No
         JournalCorrupt: it can't be.
     """
     offset, position = tail.end, tail.head.position
+    if group is not None and is_whole(group, source.get(group.payload_start, group.end - group.payload_start)):
+        if group.position != position:
+            raise misplaced(path, position, group.position)
+        raise damaged(path, *of_an_older_epoch(tail.head, group.engine_epoch))
     rest = source.get(offset, source.limit - offset)
     follower = _find_group(rest, GROUP_HEADER_BYTES if group is None else group.end - offset)
     if follower is not None:

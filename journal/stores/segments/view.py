@@ -8,21 +8,24 @@ import contextlib
 from collections.abc import Generator, Iterator
 
 from refold.journal.ends import EndInDoubt
-from refold.journal.errors import JournalCorrupt
-from refold.journal.record import EMPTY_HEAD, Head, Record, head_after
+from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal.naming import name as name_it
+from refold.journal.record import EMPTY_HEAD, Record
 from refold.journal.stores.no_file import NoFile
 from refold.journal.stores.ownership import owner_of
-from refold.journal.stores.segments.files import READ, close_read, damaged, explain, without_segment
+from refold.journal.stores.segments.files import READ, Misplaced, close_read, damaged, explain, without_segment
 from refold.journal.stores.segments.folder import SegmentName
-from refold.journal.stores.segments.frames import Group
+from refold.journal.stores.segments.frames import Group, is_whole, unpack_records
 from refold.journal.stores.segments.gaps import not_there
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, read_mark
-from refold.journal.stores.segments.scan import FileBytes, Place, records_of, walk
+from refold.journal.stores.segments.misplaced import what_became
+from refold.journal.stores.segments.scan import FileBytes, Place, records_before_damage, walk
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
-from refold.journal.stores.segments.shortage import cut_off, lost, shortage
+from refold.journal.stores.segments.shortage import cut_off, lost
 from refold.journal.stores.segments.stream_files import End, StreamFiles
-from refold.journal.stores.segments.tail import Tail, find_tail
+from refold.journal.stores.segments.tail import Tail, find_tail, head_behind
 from refold.journal.stores.segments.unmarked import is_unborn, lost_beginning, whole_of
+from refold.journal.verify import verified
 
 _ATTEMPTS = 20
 
@@ -38,28 +41,29 @@ class StreamView(StreamFiles):
         Raises:
             JournalError: they can't be read, or are damaged.
         """
-        position, previous = start, EMPTY_HEAD if start == 0 else None
+        position = start
         while (end := self.end()) is not None:
             before, target = position, end.head.position if stop is None else min(stop, end.head.position)
             if position >= target:
+                if end.damage is not None and (stop is None or stop > end.head.position):
+                    raise end.damage
                 return
-            with contextlib.closing(self.records(position, end, previous)) as records:
+            with contextlib.closing(self.records(position, end)) as records:
                 for record in records:
                     yield record
-                    position, previous = record.position + 1, head_after(record)
+                    position = record.position + 1
                     if position == stop:  # what lies behind may be damaged, and wasn't asked for
                         return
-            assert position > before, (
-                f"the stream {self.stream!r} ends at {end.head.position}, yet nothing is at {before}"
-            )
+            if position == before:
+                raise damaged(self.folder, position, "deleted", f"is not there; the stream ends at {end.head.position}")
 
     def end(self) -> End | None:
         """How far the stream counts now; None if it never began. Without its mark: as far as it's whole.
 
-        A stream whose newest segment is gone or cut counts as far as it was acknowledged: what is before can be read.
+        One that is damaged counts as far as it was acknowledged: what is before the damage can be read, and whoever reads on is told.
 
         Raises:
-            JournalError: it can't be read, or is damaged.
+            JournalError: it can't be read, or has no segment.
         """
         for attempt in range(_ATTEMPTS):
             try:
@@ -73,12 +77,12 @@ class StreamView(StreamFiles):
                 return marked
             try:
                 return self.beyond(marked)
-            except JournalCorrupt:
+            except JournalCorrupt as damage:
                 # An engine that opened it a moment ago may be at work on this very tail.
                 if attempt == _ATTEMPTS - 1 or (owner_of(self.root) is None and self.mark() == mark):
-                    if isinstance(shortage(self, marked), EndInDoubt):
-                        return marked
-                    raise
+                    if not self.segments() and not isinstance(damage, EndInDoubt):
+                        raise
+                    return marked._replace(damage=damage)
         raise AssertionError("the last attempt returns or raises")
 
     def mark(self) -> Mark | None:
@@ -132,7 +136,10 @@ class StreamView(StreamFiles):
         with self.opened(name) as (fd, _header, size):
             if end.tail.end > size:
                 raise cut_off(self, name, end)
-            return End(name.first, find_tail(FileBytes(self.files, fd, size), end.tail, path))
+            try:
+                return End(name.first, find_tail(FileBytes(self.files, fd, size), end.tail, path))
+            except Misplaced as found:
+                raise what_became(self, name, found, end.head.position) from None
 
     def _closed_end(self, name: SegmentName, end: End, following: SegmentName) -> End:
         """The end of a segment that isn't the last: it must be whole, and lead to the following one."""
@@ -143,8 +150,8 @@ class StreamView(StreamFiles):
             raise damaged(path, end.head.position, "deleted", f"is not there; the next segment has {following.first}")
         return end
 
-    def records(self, start: int, end: End, previous: Head | None) -> Generator[Record, None, None]:
-        """The records from `start` up to `end`; `previous` is the head that they continue, if it's known.
+    def records(self, start: int, end: End) -> Generator[Record, None, None]:
+        """The records from `start` up to `end`.
 
         Raises:
             JournalError: they can't be read, or are damaged.
@@ -155,21 +162,52 @@ class StreamView(StreamFiles):
         if start < segments[0].first:
             raise self._not_there(start, segments[0].first)
         position, is_cut = start, segments[-1].first != end.segment
-        for number, name in enumerate(segments):
-            following = segments[number + 1].first if number + 1 < len(segments) else None
-            if following is not None and following <= start:
-                continue
-            with contextlib.closing(self._groups(name, start, end)) as groups:
-                for group, body in groups:
-                    for record in records_of(group, body, previous, self.folder / name.file_name):
-                        position = record.position + 1
-                        if record.position >= start:
-                            yield record
-                        previous = head_after(record)
-            if following is not None and position != following:
-                raise damaged(self.folder, position, "deleted", f"is not there; the next segment has {following}")
+        try:
+            for number, name in enumerate(segments):
+                following = segments[number + 1] if number + 1 < len(segments) else None
+                if following is not None and following.first <= start:
+                    continue
+                with contextlib.closing(self._groups(name, start, end)) as groups:
+                    for group, body in groups:
+                        whole = is_whole(group, body)
+                        for record in unpack_records(group, body) if whole else self._partly(name, group, body, end):
+                            position = record.position + 1
+                            if record.position >= start:
+                                yield record
+                if following is not None and position != following.first:
+                    raise self._next_is(following.first, position)
+        except Misplaced as found:
+            raise what_became(self, name, found, end.head.position) from None
         if is_cut:
             raise lost(self, end)
+
+    def _partly(self, name: SegmentName, group: Group, body: bytes, end: End) -> Iterator[Record]:
+        """The records of a damaged group before the damage; then that is raised. What they continue, the groups before it tell."""
+        head = self.head_before(name)
+        with contextlib.closing(self._groups(name, name.first, end)) as groups:
+            for each, its_body in groups:
+                if each.position >= group.position and each.num_records:
+                    break
+                head = head_behind(each, its_body, head)
+        yield from records_before_damage(group, body, head, self.folder / name.file_name)
+
+    def _next_is(self, first: int, position: int) -> Misplaced:
+        what = f"is not there; the next segment has {first}"
+        return Misplaced(str(damaged(self.folder, position, "deleted", what)), position=position, kind="deleted")
+
+    def first_damage(self, found: JournalCorrupt) -> JournalCorrupt:
+        """Where the damage begins that was found somewhere in the stream: what whoever reads all of it is told, for he is told so first."""
+        archives = self.archives()
+        start = archives[-1].head if archives else EMPTY_HEAD
+        try:
+            end = self.end()
+            for _ in verified(self.read(start.position, None), start, end and end.head, is_whole=False):
+                pass
+        except JournalCorrupt as first:
+            return name_it(first, str(self.root))
+        except JournalError:  # what was found is the least that is wrong
+            pass
+        return found
 
     def _not_there(self, start: int, first: int) -> JournalCorrupt:
         try:
