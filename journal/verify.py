@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from refold.journal.beside import HARMLESS, check_row
 from refold.journal.contents import Attestation
 from refold.journal.ends import EndInDoubt, check_end, check_indexes
 from refold.journal.errors import JournalCorrupt, bad_record
@@ -46,7 +47,7 @@ class Inspected(Protocol):
         """Look at what no record covers.
 
         Raises:
-            JournalCorrupt: it's damaged; kind `unindexed` if all records can be read in spite of it.
+            JournalCorrupt: it's damaged; of a kind in `HARMLESS` if all records can be read in spite of it.
         """
         ...
 
@@ -175,6 +176,7 @@ def _read_verified(reader: JournalReader, stream: str, expect: Head | None, cont
     if head.engine_epoch > stored.engine_epoch or head.position > stored.position:
         stored = reader.head(stream)
     if head.position > stored.position or head.engine_epoch > stored.engine_epoch:
+        check_row(reader, stream)
         raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
     check_end(reader, stream)  # first: an index can be mended only where the end is sure
     check_indexes(reader, stream)
@@ -192,7 +194,7 @@ def _damage_beside(reader: JournalReader) -> JournalCorrupt | None:
         if isinstance(reader, Inspected):
             reader.inspect()
     except JournalCorrupt as error:
-        if error.kind != "unindexed":
+        if error.kind not in HARMLESS:
             raise
         return error
     return None
@@ -213,7 +215,10 @@ def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect
 def _check_expected(head: Head, expect: Head | None) -> None:
     if expect is not None and head.position == expect.position and head.hash != expect.hash:
         raise bad_record(
-            max(head.position - 1, 0), "edited", f"is not the one that the expected head at {head.position} names"
+            max(head.position - 1, 0),
+            "edited",
+            f"is not the one that the expected head at {head.position} names: it has the hash {head.hash.hex()[:16]}, and the head "
+            f"has {expect.hash.hex()[:16]}, so it was changed, or the head was",
         )
 
 

@@ -86,6 +86,7 @@ def reading(journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = T
         _refuse_lost(journal, reader)
         require_stream(reader, stream)
         if tells_doubt:
+            tell_beside(reader)
             _tell_doubts(reader)
         yield reader
     finally:
@@ -127,6 +128,15 @@ def tell_doubt(reader: "JournalReader") -> None:
 
     if doubt := doubt_of(reader):
         note_once(f"refold: {doubt}")
+
+
+def tell_beside(reader: "JournalReader") -> None:
+    """Say what is wrong with the journal where no record is: what is read is whole, and an engine would refuse to open it."""
+    from refold.journal.beside import damage_beside
+    from refold.journal.naming import name, place_of_reader
+
+    for damage in damage_beside(reader):
+        note_once(f"refold: {name(damage, place_of_reader(reader))}")
 
 
 def _tell_doubts(reader: "JournalReader") -> None:

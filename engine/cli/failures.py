@@ -11,6 +11,7 @@ import click
 
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count, safe
+from refold.journal.beside import DamageBeside
 from refold.journal.errors import (
     Fenced,
     InvariantViolation,
@@ -163,6 +164,10 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
         if locate(journal).kind == "segments":
             return f"nothing is lost: `{typed('compact', journal)}` mends it, while no engine runs"
         return f"nothing is lost: `{typed('copy', journal, 'NEW')}` makes a whole journal of it"
+    if isinstance(error, DamageBeside) and error.kind == "inserted":
+        return f"nothing is lost: `{typed('copy', journal, 'NEW')}` makes a journal without them"
+    if isinstance(error, DamageBeside) and error.kind == "edited":
+        return f"`{typed('copy', journal, 'NEW', options=('--accept-end',))}` makes a journal of the {count(error.position, 'record')} before it"
     if error.position == 0:
         return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
     before = typed("log", journal, options=(*of_stream(stream), "--until", error.position - 1))

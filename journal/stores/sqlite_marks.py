@@ -130,8 +130,9 @@ def check_marks(journal: Path, marks: Mapping[int, tuple[int, bytes]], heads: Ma
     for stream_id, (acknowledged, digest) in marks.items():
         position, found = heads.get(stream_id, (0, b""))
         if position < acknowledged or (position == acknowledged and found != digest):
+            other = f" with hash {found.hex()[:16]}, not {digest.hex()[:16]}" if position == acknowledged else ""
             raise JournalCorrupt(
-                f"{journal} ends at {position}, but records up to {acknowledged} were acknowledged here: its end was lost "
+                f"{journal} ends at {position}{other}, but records up to {acknowledged} were acknowledged here: its end was lost "
                 f"or an older copy took its place; restore a newer one, or remove {mark_file(journal)} to go on from there",
                 position=position,
                 kind="truncated",
