@@ -11,6 +11,7 @@ from collections.abc import Collection
 from refold.journal.beside import DamageBeside
 
 SNAPSHOTS, ARCHIVES = "journal_snapshots", "journal_archives"
+VERSION_TABLE = "refold_schema"  # as `tables` has it, which readers of SQLite do without
 SPARING = frozenset({SNAPSHOTS, ARCHIVES})
 
 
@@ -18,6 +19,20 @@ def damage_of_missing(name: str, tables: Collection[str]) -> list[DamageBeside]:
     """What is to be said of the tables that the journal `name` lacks."""
     why = "no record is in it (unindexed): `refold copy` makes a whole journal"
     return [
-        DamageBeside(f"{name} is damaged: its table {table} is gone, and {why}", kind="unindexed")
+        DamageBeside(f"{name} is damaged: its table {table} is {_how(table)}, and {why}", kind="unindexed")
         for table in sorted(tables)
     ]
+
+
+def check_none_missing(name: str, tables: Collection[str]) -> None:
+    """For whoever is about to write.
+
+    Raises:
+        DamageBeside: a table is missing.
+    """
+    for damage in damage_of_missing(name, tables):
+        raise damage
+
+
+def _how(table: str) -> str:
+    return "gone, or empty" if table == VERSION_TABLE else "gone"
