@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from refold.engine.cli.console import (
+    a_name,
     json_option,
     note,
     reading,
@@ -62,7 +63,7 @@ Exit status: 0 copied and verified, 2 the target holds something else, 3 a journ
 )
 @json_option
 @click.argument("source", metavar="FROM", callback=remembered)
-@click.argument("target", metavar="TO")
+@click.argument("target", metavar="TO", callback=a_name)
 def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, source: str, target: str) -> None:
     """Copy a journal between any two stores, record for record, and verify the copy.
 

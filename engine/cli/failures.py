@@ -37,6 +37,7 @@ BUG, UNWRITABLE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 70, 74, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
+_FROM_A_FILE = "a journal in memory ends with its process; `refold run --journal FILE` keeps one"
 GOES_ON = "once that is mended, the same command goes on"
 _UNTRUSTED = "nothing in it can be trusted: restore a backup"
 _HELP = "`{} --help` shows the options and examples"
@@ -129,7 +130,8 @@ def explain(
         if isinstance(error, kind):
             if blame.status == UNREADABLE and _is_locked(error):
                 return str(error), "wait for the other program, or stop it", OWNED
-            return str(error), blame.hint.format(command), blame.status
+            hint = _FROM_A_FILE if isinstance(error, NoStore) and journal.startswith("memory:") else blame.hint
+            return str(error), hint.format(command), blame.status
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:
         reason = "stdout is closed" if error.errno == errno.EBADF else error.strerror
         return f"the output can't be written: {reason}", "the journal is as it was, or whole", UNWRITABLE
