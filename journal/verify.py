@@ -21,7 +21,7 @@ from refold.journal.contents import Attestation
 from refold.journal.ends import EndInDoubt, check_end, check_indexes
 from refold.journal.errors import JournalCorrupt, bad_record
 from refold.journal.naming import naming
-from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
+from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after, short
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
 KINDS: dict[str, str] = {
@@ -217,8 +217,8 @@ def _check_expected(head: Head, expect: Head | None) -> None:
         raise bad_record(
             max(head.position - 1, 0),
             "edited",
-            f"is not the one that the expected head at {head.position} names: it has the hash {head.hash.hex()[:16]}, and the head "
-            f"has {expect.hash.hex()[:16]}, so it was changed, or the head was",
+            f"is not the one that the expected head at {head.position} names: it has the hash {short(head.hash)}, and the head "
+            f"has {short(expect.hash)}, so it was changed, or the head was",
         )
 
 

@@ -12,10 +12,9 @@ it by one, and `LAST_EPOCH` openings take a million a second 285 years.
 from typing import NamedTuple
 
 from refold.journal.beside import DamageBeside
-from refold.journal.record import EMPTY_HEAD, Head
+from refold.journal.record import EMPTY_HEAD, Head, short
 
 LAST_EPOCH = 2**53 - 1  # also the last number that every reader of JSON knows
-_SHOWN_DIGITS = 16
 
 
 class StreamRow(NamedTuple):
@@ -39,10 +38,22 @@ class Judged(NamedTuple):
     damage: DamageBeside | None = None
 
 
-def stream_row(name: str, head: tuple[int, bytes, int], tail: tuple[int | None, bytes, int]) -> StreamRow:
-    """From what a table has: `tail` is the last record's position, hash and engine epoch, or begins with None."""
+def stream_row(name: str, head: tuple[object, object, object], tail: tuple[object, object, object]) -> StreamRow:
+    """From what a table has: `tail` is the last record's position, hash and engine epoch, or begins with None.
+
+    What is of another type than it was stored as, which a flipped bit can do, is read as what no stream has.
+    """
     position, digest, epoch = tail
-    return StreamRow(name, Head._make(head), None if position is None else Head(position + 1, digest, epoch))
+    end = None if not isinstance(position, int) else _as_head(position + 1, digest, epoch)
+    return StreamRow(name, _as_head(*head), end)
+
+
+def _as_head(position: object, digest: object, epoch: object) -> Head:
+    return Head(
+        position if isinstance(position, int) else -1,
+        digest if isinstance(digest, bytes) else b"",
+        epoch if isinstance(epoch, int) else -1,
+    )
 
 
 def judge(row: StreamRow, mark: tuple[int, bytes] | None = None) -> Judged:
@@ -80,7 +91,7 @@ def _by_witness(row: StreamRow, stored: Head, tail: Head, mark: tuple[int, bytes
 
 def end_of(head: Head) -> str:
     """An end as messages have it: its position, and the beginning of the hash before it."""
-    return f"{head.position} with hash {head.hash.hex()[:_SHOWN_DIGITS]}"
+    return f"{head.position} with hash {short(head.hash)}"
 
 
 def _without_records(stored: Head) -> Head:
