@@ -7,12 +7,13 @@ older or another journal in its place, and the engine doesn't open.
 It's written by the journal's writer, right after a commit: that thread waits for disks anyway.
 """
 
+import os
 import time
 from pathlib import Path
 
 from refold.engine.history.heads import export, read_head, write_head
 from refold.engine.logs import get_logger
-from refold.journal.errors import JournalCorrupt, RefoldError
+from refold.journal.errors import JournalCorrupt, RefoldError, Rejected
 from refold.journal.record import Head
 from refold.journal.store import JournalReader
 
@@ -31,6 +32,27 @@ class Anchor:
         self._due_s = 0.0
         self._seen: Head | None = None
         self._last: Head | None = None
+
+    def check_place(self) -> None:
+        """There is a place to write to; asked before a journal is opened. What happens to it later is a warning.
+
+        Raises:
+            Rejected: the path is a folder, or its folder isn't there or can't be written to.
+        """
+        if self._path is None:
+            return
+        target = self._path.resolve()
+        if target.is_dir():
+            raise Rejected(f"anchor is {str(self._path)!r}, which is a folder: name a file in it")
+        if not target.parent.is_dir():
+            raise Rejected(
+                f"anchor is {str(self._path)!r}, and {target.parent} is no folder: make it, or name another file"
+            )
+        is_special = target.exists() and not target.is_file()  # a pipe or a device is written as it is
+        if not os.access(target if is_special else target.parent, os.W_OK):
+            raise Rejected(
+                f"anchor is {str(self._path)!r}, and this user may not write there: give the right to, or name another file"
+            )
 
     def check(self, reader: JournalReader, head: Head) -> None:
         """The journal, which ends at `head`, passes through the head in the file, if there is one.

@@ -122,8 +122,12 @@ class EngineArgs(Checked):
     threads: int | None = Field(default=None, ge=1, le=1024, description="1 to 1024, or None")
     dtype: Dtype = Field(default="float32", description="'float32', 'bfloat16' or 'int8'")
     worker: WorkerPlace | None = Field(default=None, description="'process', 'thread' or None")
-    step_timeout_s: float = Field(default=STEP_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds")
-    start_timeout_s: float = Field(default=START_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds")
+    step_timeout_s: float = Field(
+        default=STEP_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds, at most 10^9"
+    )
+    start_timeout_s: float = Field(
+        default=START_TIMEOUT_S, gt=0, le=_MAX_IDLE_S, description="more than 0 seconds, at most 10^9"
+    )
 
     @field_validator("stream")
     @classmethod

@@ -181,12 +181,14 @@ def begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None
 
 
 def _begin(args: EngineArgs, prepared: Prepared, given_store: JournalStore | None, place: str) -> Life:
+    anchor = Anchor(args.stream, args.anchor, args.anchor_every_s, args.anchor_key)
+    anchor.check_place()
     if given_store is not None:
         warn_of_doubt(given_store)
     store = given_store or _open_store(args.journal, args.stream)
     audit = InlineAudit(store, args.stream, args.journal if args.audit else None)
     try:
-        core, recovery, snapshots, spared, anchor = _start(args, store, prepared, audit, place)
+        core, recovery, snapshots, spared = _start(args, store, prepared, audit, place, anchor)
     except BaseException:
         audit.close()
         if given_store is None:
@@ -207,10 +209,9 @@ def _open_store(url: str, stream: str) -> JournalStore:
 
 
 def _start(
-    args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit, place: str
-) -> tuple[EngineCore, Recovery, SnapshotKeeper, SparedRecords, Anchor]:
+    args: EngineArgs, store: JournalStore, prepared: Prepared, audit: InlineAudit, place: str, anchor: Anchor
+) -> tuple[EngineCore, Recovery, SnapshotKeeper, SparedRecords]:
     desk = prepared.desk
-    anchor = Anchor(args.stream, args.anchor, args.anchor_every_s, args.anchor_key)
     head, base, recovery, spared = take_over(store, args.stream, anchor)
     snapshots = SnapshotKeeper(store, args.stream, recovery.from_snapshot, args.snapshot_every_records)
     snapshots.opened(base)
@@ -237,4 +238,4 @@ def _start(
         snapshots.close(None)
         raise
     spared.check_many(lambda error: core.on_journal_failed(name(error, place)))
-    return core, recovery, snapshots, spared, anchor
+    return core, recovery, snapshots, spared

@@ -13,6 +13,7 @@ The source may be written meanwhile: what was there when the copying began is co
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from refold.journal.beside import check_row
 from refold.journal.copied_redactions import append_copied
 from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalCorrupt, Rejected
@@ -69,11 +70,20 @@ def copy_stream(
     on_records(start.position)
     try:
         copy_on(source, target, stream, start, goal, on_records, on_erased)
-    except EndInDoubt as error:  # the source has less than its head says: all there is has been copied
-        if not accepts_end:
+    except JournalCorrupt as error:  # the source has less than its head says: all there is has been copied
+        if not accepts_end or (in_doubt := _doubt_of_end(error, goal)) is None:
             raise
-        doubt = error
+        doubt = in_doubt
     return Copied(target.head(stream), start.position, doubt)
+
+
+def _doubt_of_end(error: JournalCorrupt, goal: Head) -> EndInDoubt | None:
+    """The error, if all that it puts in doubt is the end: also a last record that the head doesn't name, and that is left out."""
+    if isinstance(error, EndInDoubt):
+        return error
+    if (error.position, error.kind) != (goal.position - 1, "edited"):
+        return None
+    return EndInDoubt(str(error), position=error.position, num_known=goal.position, told_by="head", kind="truncated")
 
 
 def check_source(source: JournalReader, stream: str, *, accepts_end: bool = False) -> EndInDoubt | None:
@@ -93,6 +103,8 @@ def check_source(source: JournalReader, stream: str, *, accepts_end: bool = Fals
             raise
         doubt = error
     with naming(source):
+        if not accepts_end:
+            check_row(source, stream)
         first = list(source.read(stream, 0, 1))
         for _ in verified(first, expect=None if first else source.head(stream), is_whole=False):
             pass

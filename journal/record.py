@@ -68,6 +68,11 @@ class Head(NamedTuple):
 EMPTY_HEAD = Head(0, GENESIS_HASH, 0)
 
 
+def short(digest: object) -> str:
+    """The beginning of a hash, for messages. A damaged store may hold one that is none."""
+    return digest.hex()[:16] if isinstance(digest, bytes) else ascii(digest)[:16]
+
+
 def content_digest(content: bytes) -> bytes:
     """SHA-256 of a content."""
     return hashlib.sha256(content).digest() if content else NO_CONTENT_HASH

@@ -12,12 +12,13 @@ Whether the events make sense is another question, asked by the scheduler's laws
 from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
+from refold.journal.beside import HARMLESS, check_row
 from refold.journal.contents import Attestation
 from refold.journal.diagnosis import diagnose, of_an_older_epoch
 from refold.journal.ends import EndInDoubt, check_end, check_indexes
 from refold.journal.errors import JournalCorrupt, bad_record
 from refold.journal.naming import naming
-from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after
+from refold.journal.record import EMPTY_HEAD, Head, Record, follows, head_after, short
 from refold.journal.store import DEFAULT_STREAM, JournalReader
 
 KINDS: dict[str, str] = {
@@ -43,7 +44,7 @@ class Inspected(Protocol):
         """Look at what no record covers.
 
         Raises:
-            JournalCorrupt: it's damaged; kind `unindexed` if all records can be read in spite of it.
+            JournalCorrupt: it's damaged; of a kind in `HARMLESS` if all records can be read in spite of it.
         """
         ...
 
@@ -176,6 +177,7 @@ def _read_verified(reader: JournalReader, stream: str, expect: Head | None, cont
     if head.engine_epoch > stored.engine_epoch or head.position > stored.position:
         stored = reader.head(stream)
     if head.position > stored.position or head.engine_epoch > stored.engine_epoch:
+        check_row(reader, stream)
         raise bad_record(stored.position, "edited", f"lies beyond the stored head at {stored.position}")
     check_end(reader, stream)  # first: an index can be mended only where the end is sure
     check_indexes(reader, stream)
@@ -193,7 +195,7 @@ def _damage_beside(reader: JournalReader) -> JournalCorrupt | None:
         if isinstance(reader, Inspected):
             reader.inspect()
     except JournalCorrupt as error:
-        if error.kind != "unindexed":
+        if error.kind not in HARMLESS:
             raise
         return error
     return None
@@ -214,7 +216,10 @@ def verify_stream(reader: JournalReader, stream: str = DEFAULT_STREAM, *, expect
 def _check_expected(head: Head, expect: Head | None) -> None:
     if expect is not None and head.position == expect.position and head.hash != expect.hash:
         raise bad_record(
-            max(head.position - 1, 0), "edited", f"is not the one that the expected head at {head.position} names"
+            max(head.position - 1, 0),
+            "edited",
+            f"is not the one that the expected head at {head.position} names: it has the hash {short(head.hash)}, and the head "
+            f"has {short(expect.hash)}, so it was changed, or the head was",
         )
 
 

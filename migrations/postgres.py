@@ -8,8 +8,9 @@ from alembic import command
 from alembic.util.exc import CommandError
 
 from refold.journal.errors import JournalError, JournalOwned
-from refold.journal.stores import postgres_columns, postgres_engine, postgres_owner
+from refold.journal.stores import postgres_engine, postgres_owner
 from refold.journal.stores.location import shown
+from refold.journal.stores.sparing_tables import check_none_missing
 from refold.migrations.at_once import OUTDATE
 from refold.migrations.run import config_of, context_of, one_at_a_time
 from refold.migrations.views import newest_view
@@ -32,7 +33,7 @@ def is_current_database(url: str) -> bool:
     with _connected(url, "read") as connection:
         is_current = postgres_engine.is_current(postgres_engine.table_version(connection, shown(url)), shown(url))
         if is_current:
-            postgres_columns.require_columns(connection, shown(url))
+            check_none_missing(shown(url), postgres_engine.missing_tables(connection, shown(url)))
         return is_current
 
 

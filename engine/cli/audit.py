@@ -24,10 +24,12 @@ from refold.engine.cli.console import (
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damaged, unwritable
 from refold.engine.cli.followed import Followed
 from refold.engine.cli.progress import bar
+from refold.engine.cli.typed import of_stream, typed
 from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import count, safe
 from refold.engine.history.relations import similar
 from refold.journal.errors import JournalCorrupt
+from refold.journal.store import DEFAULT_STREAM
 from refold.projections.audit.catalogue import BY_NAME, VIEWS, View
 
 if TYPE_CHECKING:
@@ -229,6 +231,14 @@ def _checked(answer: Answer, journal: str, *, as_is: bool) -> tuple[Answer, Jour
     return as_it_is(answer, found)
 
 
+def _violated(asked: Questions, journal: str) -> Complaint:
+    """That the view which must be empty isn't, with a command for the first stream that it is about."""
+    found = asked.ask("SELECT stream FROM integrity WHERE num_violations > 0 ORDER BY stream LIMIT 1").rows
+    stream = next((str(row[0]) for row in found), DEFAULT_STREAM)
+    verify = typed("verify", journal, options=of_stream(stream))
+    return Complaint(f"{named(journal)} has violations", f"`{verify}` says where the first law is broken", NOT_SO)
+
+
 def _query(view: View) -> click.Command:
     """The command of a named query."""
 
@@ -247,12 +257,10 @@ def _query(view: View) -> click.Command:
             if view.name == "integrity":
                 answer, damage = _checked(answer, journal, as_is=as_is)
             num = show(answer, as_json=as_json, as_csv=as_csv)
+            if view.name == "violations" and num:
+                raise _violated(asked, journal)
             if damage is not None:
                 raise damaged(damage, journal)
-        if view.name == "violations" and num:
-            raise Complaint(
-                f"{named(journal)} has violations", "`refold verify` says where the first law is broken", NOT_SO
-            )
 
     again = f"{_READS_AGAIN} " if view.name == "integrity" else ""
     run.__doc__ = (

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from refold.journal.store import JournalReader
 
 DEFAULT_JOURNAL = "refold.db"
+_UNITS: dict[str | None, str] = {"MS": "milliseconds"}
 
 
 def journal_argument(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,9 +34,17 @@ def journal_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def remembered(ctx: click.Context, _parameter: click.Parameter, journal: str) -> str:
+def remembered(ctx: click.Context, parameter: click.Parameter, journal: str) -> str:
     """The journal, once whoever reports an error knows which it is."""
     ctx.obj.journal = journal
+    a_name(ctx, parameter, journal)
+    return journal
+
+
+def a_name(_ctx: click.Context, param: click.Parameter, journal: str | None) -> str | None:
+    """A journal's name, if one was given: an empty one is a variable that wasn't set, say, and the caller's fault."""
+    if journal is not None and not journal.strip():
+        raise click.BadParameter("it is empty: name a file, a folder or a database", param=param)
     return journal
 
 
@@ -51,6 +60,12 @@ def _remembered_stream(ctx: click.Context, _parameter: click.Parameter, stream: 
     """The stream, once whoever reports an error knows which it is."""
     ctx.obj.stream = stream
     return stream
+
+
+def names_stream() -> bool:
+    """Whether the command line names a stream, be it the usual one."""
+    source = click.get_current_context().get_parameter_source("stream")
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,9 +85,9 @@ def verb(name: str, epilog: str) -> Callable[[Callable[..., Any]], click.Command
 
 @contextmanager
 def reading(
-    journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = True, stop: int | None = None
+    journal: str, stream: str | None = None, *, tells_doubt: bool = True, stop: int | None = None
 ) -> "Iterator[JournalReader]":
-    """Open a journal to read a stream of it, or of that what is before position `stop`.
+    """Open a journal to read a stream of it, which must be there, or whatever there is; or of that what is before position `stop`.
 
     With `tells_doubt`, say so if nobody can tell whether its end is gone, and, when all was read, that behind its end is damage.
 
@@ -90,11 +105,15 @@ def reading(
         raise absent(journal, error) from error
     try:
         _refuse_lost(journal, reader)
-        require_stream(reader, stream)
-        behind = _tell_doubts(reader, stream) if tells_doubt else None
+        if stream is not None:
+            require_stream(reader, stream)
+        behind = None
+        if tells_doubt:
+            tell_beside(reader)
+            behind = _tell_doubts(reader, DEFAULT_STREAM if stream is None else stream)
         yield reader
         if behind is not None and (stop is None or behind.position < stop):
-            raise damaged(behind, journal, stream)
+            raise damaged(behind, journal, DEFAULT_STREAM if stream is None else stream)
     finally:
         reader.close()
 
@@ -115,7 +134,7 @@ def streams_of(reader: "JournalReader") -> list[str]:
 
 
 def require_stream(reader: "JournalReader", stream: str) -> None:
-    """A stream that somebody named must be there. The usual one may be empty: the first engine begins it.
+    """A stream that somebody named must be there. The usual one may be begun by the first engine, where no other has begun another.
 
     Raises:
         Complaint: it isn't.
@@ -123,8 +142,10 @@ def require_stream(reader: "JournalReader", stream: str) -> None:
     from refold.engine.cli.failures import Complaint
     from refold.engine.history.plain import safe
 
-    names = [stream] if stream == DEFAULT_STREAM else streams_of(reader)
-    if stream not in names:
+    if stream == DEFAULT_STREAM and reader.head(stream).position:
+        return
+    names = streams_of(reader)
+    if stream not in names and (names or stream != DEFAULT_STREAM):
         raise Complaint(f"no stream {stream!r} in that journal", f"it has {', '.join(map(safe, names)) or 'none'}")
 
 
@@ -134,6 +155,15 @@ def tell_doubt(reader: "JournalReader") -> None:
 
     if doubt := doubt_of(reader):
         note_once(f"refold: {doubt}")
+
+
+def tell_beside(reader: "JournalReader") -> None:
+    """Say what is wrong with the journal where no record is: what is read is whole, and an engine would refuse to open it."""
+    from refold.journal.beside import damage_beside
+    from refold.journal.naming import name, place_of_reader
+
+    for damage in damage_beside(reader):
+        note_once(f"refold: {name(damage, place_of_reader(reader))}")
 
 
 def _tell_doubts(reader: "JournalReader", read: str) -> "JournalCorrupt | None":
@@ -153,7 +183,7 @@ def _tell_doubts(reader: "JournalReader", read: str) -> "JournalCorrupt | None":
     return behind
 
 
-def require_journal(journal: str, stream: str = DEFAULT_STREAM, *, tells_doubt: bool = True) -> None:
+def require_journal(journal: str, stream: str | None = None, *, tells_doubt: bool = True) -> None:
     """A journal must be there; raises as `reading`. Whoever writes to it next is refused for its doubts: they needn't be told twice."""
     with reading(journal, stream, tells_doubt=tells_doubt, stop=0):  # whoever reads the records tells of damage
         pass
@@ -171,7 +201,7 @@ def check_output(output: "Path | None", journal: str) -> None:
 def finite(_ctx: click.Context, param: click.Parameter, value: float) -> float:
     """A number that can be compared with others: neither NaN nor infinite."""
     if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no number of milliseconds", param=param)
+        raise click.BadParameter(f"{value} is no number of {_UNITS.get(param.metavar, 'seconds')}", param=param)
     return value
 
 

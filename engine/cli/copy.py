@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from refold.engine.cli.console import (
+    a_name,
     json_option,
     note,
     reading,
     remembered,
     require_stream,
     streams_of,
+    tell_beside,
     tell_doubt,
     verb,
     write,
@@ -23,6 +25,7 @@ from refold.engine.cli.followed import Followed
 from refold.engine.cli.progress import bar
 from refold.engine.cli.unfinished import UnderWay, telling_what_is_there
 from refold.engine.history.plain import count, safe
+from refold.journal.beside import check_streams_there
 from refold.journal.copying import check_source
 from refold.journal.errors import JournalCorrupt, JournalError, Rejected
 from refold.journal.naming import name
@@ -60,7 +63,7 @@ Exit status: 0 copied and verified, 2 the target holds something else, 3 a journ
 )
 @json_option
 @click.argument("source", metavar="FROM", callback=remembered)
-@click.argument("target", metavar="TO")
+@click.argument("target", metavar="TO", callback=a_name)
 def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, source: str, target: str) -> None:
     """Copy a journal between any two stores, record for record, and verify the copy.
 
@@ -79,6 +82,7 @@ def command(stream: str | None, follow: bool, accept_end: bool, as_json: bool, s
         followed = Followed(source)
         reader = opened.enter_context(reading(source, tells_doubt=accept_end))
         tell_doubt(reader)
+        tell_beside(reader)
         names = _streams(reader, stream)
         if follow and len(names) != 1:
             raise Complaint(f"{count(len(names), 'stream')} can't be followed at once", "name one with --stream")
@@ -198,6 +202,7 @@ def _follow(reader: "JournalReader", store: ReplicaStore, stream: str, followed:
 
 def _streams(reader: "JournalReader", stream: str | None) -> list[str]:
     if stream is None:
+        check_streams_there(reader)
         return streams_of(reader) or [DEFAULT_STREAM]
     require_stream(reader, stream)
     return [stream]

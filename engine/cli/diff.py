@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import named, note, painter, reading, stream_option, verb, write, write_json
+from refold.engine.cli.console import a_name, named, note, painter, reading, stream_option, verb, write, write_json
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
 from refold.engine.cli.progress import bar
 from refold.engine.cli.typed import of_stream, typed
@@ -23,6 +23,7 @@ from refold.journal.record import Record
 EXAMPLES = """Examples:
   refold diff a.db b.db                the first record that isn't the same in both, and what differs
   refold diff run.db --redecide        the first decision that today's code would take otherwise
+  refold diff a.db a.db --with-stream b two streams of one journal, `main` and b
   refold diff a.db b.db --times        record times count too
   refold diff a.db b.db --exact        so do seeds and ids that were drawn, and digests that cover them
 
@@ -36,25 +37,39 @@ MAX_SHOWN = 20
 @click.option("--times", is_flag=True, help="Compare record times and engine epochs as well.")
 @click.option("--exact", is_flag=True, help="Compare seeds and ids that nobody gave, and digests, as well.")
 @stream_option
+@click.option("--with-stream", metavar="NAME", help="Which stream of the other journal; one of the same name without.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.argument("left", metavar="JOURNAL")
-@click.argument("right", metavar="[OTHER]", required=False)
-def command(redecide: bool, times: bool, exact: bool, stream: str, as_json: bool, left: str, right: str | None) -> None:
+@click.argument("left", metavar="JOURNAL", callback=a_name)
+@click.argument("right", metavar="[OTHER]", required=False, callback=a_name)
+def command(
+    redecide: bool,
+    times: bool,
+    exact: bool,
+    stream: str,
+    with_stream: str | None,
+    as_json: bool,
+    left: str,
+    right: str | None,
+) -> None:
     """Compare two journals, decision by decision; or a journal with its re-decision.
 
     What was decided is compared, not when. What two runs never have in common (seeds and ids that were drawn because nobody gave
     any) is a note on stderr; --exact makes it count. Every record is checked against its hash, on both sides. The first journal is taken for
-    the right one: the class says what is wrong with the other. Of both the same stream is compared.
+    the right one: the class says what is wrong with the other. Of both the same stream is compared; with --with-stream another of the other journal, which may be
+    the same one.
     """
     if redecide == (right is not None):
         raise Complaint("give two journals, or one and --redecide", "`refold diff --help` shows examples", USAGE)
+    if redecide and with_stream is not None:
+        raise Complaint("--with-stream is of another journal, and there is none", "leave it out, or --redecide", USAGE)
     if right is None:
         _redecided(left, stream, as_json=as_json)
         return
-    with reading(left, stream) as one, reading(right, stream) as other:
-        shortest = min(one.head(stream).position, other.head(stream).position)
+    streams = (stream, stream if with_stream is None else with_stream)
+    with reading(left, streams[0]) as one, reading(right, streams[1]) as other:
+        shortest = min(one.head(streams[0]).position, other.head(streams[1]).position)
         with bar("comparing", shortest, "records") as progress:
-            found = compare(one, other, (stream, stream), with_times=times, exact=exact, on_record=progress.advance)
+            found = compare(one, other, streams, with_times=times, exact=exact, on_record=progress.advance)
     if as_json:
         write_json(_as_json(found))
     for each in found.notes:

@@ -11,6 +11,7 @@ import click
 
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count, safe
+from refold.journal.beside import DamageBeside
 from refold.journal.errors import (
     Fenced,
     InvariantViolation,
@@ -36,6 +37,7 @@ BUG, UNWRITABLE, INTERRUPTED, PIPE_CLOSED, TERMINATED = 70, 74, 130, 141, 143
 
 NO_JOURNAL = "the journal is an argument, or $REFOLD_JOURNAL, or ./refold.db; `refold run` and `refold demo` make one"
 
+_FROM_A_FILE = "a journal in memory ends with its process; `refold run --journal FILE` keeps one"
 GOES_ON = "once that is mended, the same command goes on"
 _UNTRUSTED = "nothing in it can be trusted: restore a backup"
 _HELP = "`{} --help` shows the options and examples"
@@ -128,7 +130,8 @@ def explain(
         if isinstance(error, kind):
             if blame.status == UNREADABLE and _is_locked(error):
                 return str(error), "wait for the other program, or stop it", OWNED
-            return str(error), blame.hint.format(command), blame.status
+            hint = _FROM_A_FILE if isinstance(error, NoStore) and journal.startswith("memory:") else blame.hint
+            return str(error), hint.format(command), blame.status
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:
         reason = "stdout is closed" if error.errno == errno.EBADF else error.strerror
         return f"the output can't be written: {reason}", "the journal is as it was, or whole", UNWRITABLE
@@ -166,6 +169,10 @@ def damage_hint(error: "JournalCorrupt | Contradiction", journal: str = "JOURNAL
     if error.kind == "renamed":
         log = typed("log", journal, options=(*of_stream(stream), "-n", 5))
         return f"nothing is lost, and nothing is written until the names are right: `{log}` lists the last of what is kept there"
+    if isinstance(error, DamageBeside) and error.kind == "inserted":
+        return f"nothing is lost: `{typed('copy', journal, 'NEW')}` makes a journal without them"
+    if isinstance(error, DamageBeside) and error.kind == "edited":
+        return f"`{typed('copy', journal, 'NEW', options=('--accept-end',))}` makes a journal of the {count(error.position, 'record')} before it"
     if error.position == 0:
         return _asks_read_model(journal) if error.kind in {"truncated", "deleted"} else _UNTRUSTED
     before = typed("log", journal, options=(*of_stream(stream), "--until", error.position - 1))

@@ -171,7 +171,7 @@ def _within(
 
 def _kinds(given: tuple[str, ...]) -> frozenset[str] | None:
     known = {kind.__name__.lower(): kind.__name__ for kind in EVENT_TYPES}
-    names = [part.strip() for text in given for part in text.split(",") if part.strip()]
+    names = [part.strip() for text in given for part in text.split(",")]
     for name in names:
         if name.lower() not in known:
             raise Complaint(f"no kind of event is named {name!r}", f"the kinds are {', '.join(known.values())}")

@@ -12,8 +12,6 @@ from refold.engine.history.timeline import Timeline
 from refold.engine.history.times import record_at
 from refold.journal.errors import NotFound
 
-_MAX = 1 << 62
-
 
 class Place(NamedTuple):
     """What was asked for; `value` is a position, a step or nanoseconds since 1970."""
@@ -46,7 +44,7 @@ class PlaceType(click.ParamType[Place]):
             )
         if number < 0:
             self.fail(f"{number} is no place: positions and steps start at 0", param, ctx)
-        return Place("step" if kind == "step" else "position", min(number, _MAX))
+        return Place("step" if kind == "step" else "position", number)
 
 
 PLACE = PlaceType()

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from refold.engine.cli.console import (
+    finite,
     journal_argument,
     json_option,
     named,
@@ -33,7 +34,14 @@ Exit status: 0 a test was made, 1 the history doesn't fail with this refold."""
 
 @verb("shrink", EXAMPLES)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where to write the test.")
-@click.option("--seconds", type=click.FloatRange(1, 86_400), default=60.0, show_default=True, help="How long to try.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 86_400),
+    callback=finite,
+    default=60.0,
+    show_default=True,
+    help="How long to try.",
+)
 @stream_option
 @json_option
 @journal_argument

@@ -10,6 +10,7 @@ from refold.engine.cli.console import (
     journal_argument,
     json_option,
     named,
+    names_stream,
     painter,
     reading,
     stream_option,
@@ -77,7 +78,10 @@ def command(
     """
     kept = _kept_head(head, key, stream, journal)
     expect = None if kept is None else kept.head
-    with reading(journal, stream, tells_doubt=False) as reader:  # it's what this is about to complain of
+    required = (
+        stream if stream != DEFAULT_STREAM or names_stream() else None
+    )  # the chains of others are checked all the same
+    with reading(journal, required, tells_doubt=False) as reader:  # it's what this is about to complain of
         tell_doubt(reader)
         try:
             with bar("verifying", reader.head(stream).position, "records") as progress:
@@ -128,6 +132,8 @@ def _others(reader: "JournalReader", verified: str, *, as_json: bool) -> dict[st
 
 def _kept_head(text: str | None, key: Path | None, stream: str, journal: str) -> ExportedHead | None:
     """The head in a file, which says of which stream it is, or in words, which are taken to be of this one."""
+    if text is not None and Path(text).is_dir():
+        raise Complaint(f"--head {text[:80]!r} is a folder", "name the file in it that `refold head` wrote", USAGE)
     if text is None or not Path(text).is_file():
         if key is not None:
             raise Complaint("--key needs a --head in a file, which it signed", "`refold head --key` writes one")

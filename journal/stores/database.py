@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
+from refold.journal.beside import DamageBeside
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record, content_digest
 from refold.journal.stores.sql_read_model import forget_redacted
@@ -37,11 +38,10 @@ class Database(ABC):
         name: how messages call it; no password.
         patience_s: how long to go on after an error whose fate is `AGAIN` or `UNKNOWN`.
         folder: where the journal's file is; None if it isn't one.
+        missing: tables that are gone, which records are read without.
     """
 
     page_sql: ClassVar[str]
-    head_sql: ClassVar[str]
-    heads_sql: ClassVar[str]
     reading: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, name: str, engine: sa.Engine, patience_s: float) -> None:
@@ -50,6 +50,7 @@ class Database(ABC):
         self.engine = engine
         self.writer: sa.Connection | None = None
         self.folder: Path | None = None
+        self.missing: frozenset[str] = frozenset()
 
     def doubt(self) -> str:
         """Why it can't be told whether the journal ends where it was acknowledged to, without an error; empty if it can."""
@@ -97,6 +98,14 @@ class Database(ABC):
     @abstractmethod
     def driver_errors(self) -> tuple[type[Exception], ...]:
         """What the driver raises where SQLAlchemy isn't between."""
+
+    @abstractmethod
+    def heads(self, stream: str | None = None) -> dict[str, Head]:
+        """The end of each stream, or of one if it's there, by its name."""
+
+    def beside(self) -> list[DamageBeside]:
+        """What is wrong beside the records; see `refold.journal.beside`. Whoever opens a SQLite file has asked."""
+        return []
 
     @abstractmethod
     def record_of(self, row: Sequence[Any]) -> Record:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from refold.journal.errors import Fenced, JournalCorrupt, JournalError, PositionConflict
 from refold.journal.record import EMPTY_HEAD, Head, Record, follows, hash_after, head_after, was_sealed_after
+from refold.journal.stores.rows import LAST_EPOCH, StreamRow, end_of, judge
 
 _MAX_NAME_LENGTH = 200
 
@@ -99,22 +100,28 @@ def not_open(stream: str) -> JournalError:
 
 
 def check_tail(stream: str, head: Head, tail: tuple[int, int, bytes] | None) -> None:
-    """The stored head and the last stored record (position, engine epoch, hash) tell the same story.
+    """The stored head and the last stored record (position, engine epoch, hash) tell the same story, and it can go on.
 
     Raises:
-        JournalCorrupt: they do not: the tail was cut off or edited.
+        JournalCorrupt: they do not: the tail was cut off or edited, or the stream's row was.
     """
     position, epoch, digest = tail if tail is not None else (-1, 0, EMPTY_HEAD.hash)
-    if position + 1 != head.position:
-        kind = "truncated" if position + 1 < head.position else "edited"
+    end = Head(position + 1, digest, epoch)
+    if end.position != head.position:
         raise JournalCorrupt(
-            f"stream {stream!r} ends at {position + 1}, its head says {head.position}: restore it from a backup",
-            position=min(position + 1, head.position),
-            kind=kind,
+            f"stream {stream!r} ends at {end.position}, its head says {head.position}: restore it from a backup",
+            position=max(min(end.position, head.position), 0),
+            kind="truncated" if end.position < head.position else "edited",
         )
-    if digest != head.hash or epoch > head.engine_epoch:
-        raise JournalCorrupt(
-            f"the last record of stream {stream!r}, {position}, is not the one its head names: restore a backup",
-            position=max(position, 0),
-            kind="edited",
-        )
+    if digest != head.hash:
+        says = f"stream {stream!r} ends at {end_of(end)}, its head says {end_of(head)}"
+        raise _tail_damage(position, f"{says}: record {position} was changed, or the row that names it")
+    if (damage := judge(StreamRow(stream, head, end)).damage) is not None:
+        raise damage
+    if head.engine_epoch >= LAST_EPOCH:
+        says = f"stream {stream!r} is in engine epoch {head.engine_epoch}, and record {position} was written in {epoch}"
+        raise _tail_damage(position, f"{says}: no engine has come that far, and none can come after it")
+
+
+def _tail_damage(position: int, what: str) -> JournalCorrupt:
+    return JournalCorrupt(f"{what}; restore it from a backup", position=max(position, 0), kind="edited")

@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from refold.journal.errors import JournalCorrupt, JournalError
+from refold.journal import naming
+from refold.journal.beside import DamageBeside
+from refold.journal.errors import JournalError
 from refold.journal.record import GENESIS_HASH, Head, Record
 from refold.journal.store import DEFAULT_STREAM
-from refold.journal.stores import postgres_append, postgres_engine, postgres_owner
+from refold.journal.stores import postgres_append, postgres_beside, postgres_engine, postgres_owner
 from refold.journal.stores.columns import RECORD_COLUMNS, row_to_record
 from refold.journal.stores.database import Database, Fate, explained
 from refold.journal.stores.location import shown
+from refold.journal.stores.sparing_tables import check_none_missing
 from refold.journal.stores.sql_reader import SqlReader
 
 if TYPE_CHECKING:
@@ -37,31 +40,12 @@ if TYPE_CHECKING:
 # ruff: noqa: D102, S608 - the methods are documented in Database; what is put into SQL are names of columns
 
 _SAVE_EVERY_RECORDS = 1024
-_LAST = """LEFT JOIN LATERAL (
-    SELECT position + 1 AS position, hash FROM journal_records AS r WHERE r.stream_id = s.stream_id
-    ORDER BY r.position DESC LIMIT 1
-) AS t ON t.position > s.head_position"""
-_HEADS = f"""
-SELECT s.name, coalesce(t.position, s.head_position), coalesce(t.hash, s.head_hash), s.engine_epoch
-FROM journal_streams AS s {_LAST}
-"""
 _PAGE = f"""
 SELECT {", ".join(f"r.{name}" for name in RECORD_COLUMNS)}
 FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
 WHERE s.name = %s AND r.position >= %s AND r.position < %s ORDER BY r.position LIMIT %s
 """
 _STREAM_ID = "SELECT stream_id FROM journal_streams WHERE name = %s"
-# From one stream's records to the next one's, by the index: most databases hold many records of few streams.
-_ORPHANED = """
-WITH RECURSIVE ids (id) AS (
-    SELECT min(stream_id) FROM journal_records
-    UNION ALL
-    SELECT (SELECT min(r.stream_id) FROM journal_records AS r WHERE r.stream_id > ids.id) FROM ids WHERE ids.id IS NOT NULL
-)
-SELECT EXISTS (
-    SELECT FROM ids WHERE id IS NOT NULL AND NOT EXISTS (SELECT FROM journal_streams AS s WHERE s.stream_id = ids.id)
-)
-"""
 _NEW_STREAM = """
 INSERT INTO journal_streams (name, head_position, head_hash, engine_epoch) VALUES (%s, 0, %b, 0) ON CONFLICT DO NOTHING
 """
@@ -75,7 +59,7 @@ WHERE stream_id = %s AND engine_epoch = %s AND head_position < %s
 class PostgresDatabase(Database):
     """A PostgreSQL database with the journal's tables."""
 
-    page_sql, head_sql, heads_sql = _PAGE, _HEADS.replace("SELECT s.name, ", "SELECT ") + "WHERE s.name = %s", _HEADS
+    page_sql = _PAGE
 
     def __init__(self, name: str, engine: sa.Engine, patience_s: float) -> None:
         super().__init__(name, engine, patience_s)
@@ -95,23 +79,26 @@ class PostgresDatabase(Database):
     def record_of(self, row: Sequence[Any]) -> Record:
         return row_to_record(row)
 
+    def heads(self, stream: str | None = None) -> dict[str, Head]:
+        with explained(self, "read"), self.engine.connect() as connection:
+            return {name: judged.head for name, judged in postgres_beside.judged_rows(connection, stream).items()}
+
+    def beside(self) -> list[DamageBeside]:
+        with explained(self, "read"), self.engine.connect() as connection:
+            return postgres_beside.beside(connection, self.name, self.missing)
+
     def check_not_orphaned(self) -> None:
         with explained(self, "read"), self.engine.connect() as connection:
-            self._check_not_orphaned(connection)
-
-    def _check_not_orphaned(self, connection: sa.Connection) -> None:
-        if connection.exec_driver_sql(_ORPHANED).scalar():
-            raise JournalCorrupt(
-                f"{self.name} is damaged: it has records, and its table of streams has not the stream that they are of; "
-                "restore it from a backup",
-                position=0,
-                kind="undecodable",
-            )
+            for damage in postgres_beside.strangers(connection):
+                if damage.kind == "deleted":
+                    raise naming.name(damage, self.name)
 
     def enter(self, stream: str, *, exclusive: bool) -> None:
         """Make the stream's row, in epoch 0: its number is the lock's key, and two openers must not both insert it."""
         connection = self.writing()
-        self._check_not_orphaned(connection)
+        for damage in postgres_beside.beside(connection, self.name, self.missing):
+            if damage.stream in {None, stream}:
+                raise damage
         stream_id = connection.exec_driver_sql(_STREAM_ID, (stream,)).scalar()
         if stream_id is None:
             connection.exec_driver_sql(_NEW_STREAM, (stream, GENESIS_HASH))
@@ -273,7 +260,9 @@ def open_database(url: str, *, busy_timeout_s: float, patience_s: float, read_on
     database = PostgresDatabase(shown(url), postgres_engine.create_engine(url, settings), patience_s)
     try:
         with explained(database, "open"), database.engine.connect() as connection:
-            postgres_engine.require_current(connection, database.name)
+            database.missing = postgres_engine.require_current(connection, database.name)
+            if not read_only:
+                check_none_missing(database.name, database.missing)
             postgres_engine.require_utf8(connection, database.name)
     except BaseException:
         database.engine.dispose()

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from refold.journal.errors import JournalCorrupt
+from refold.journal.stores.sparing_tables import SPARING
 from refold.journal.stores.tables import metadata
 
 _COLUMNS_SQL = """
@@ -20,22 +21,27 @@ JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid WHERE a.attnum > 0 AND N
 """
 
 
-def require_columns(connection: sa.Connection, name: str) -> None:
-    """See to it that the tables of today's version are all there, and their columns of the types that they were made with.
+def require_columns(connection: sa.Connection, name: str) -> frozenset[str]:
+    """See to it that the tables of today's version are there, and their columns of the types that they were made with.
+
+    Returns the tables that are gone of those that records are read without.
 
     Raises:
-        JournalCorrupt: one isn't.
+        JournalCorrupt: something else isn't as it was made.
     """
     found: dict[str, dict[str, str]] = {}
     for table, column, kind in connection.exec_driver_sql(_COLUMNS_SQL, ([*metadata.tables],)):
         found.setdefault(table, {})[column] = kind
     for (table, column), wanted in _wanted().items():
         if table not in found:
+            if table in SPARING:
+                continue
             raise _damaged(name, f"its table {table} is gone")
         if (kind := found[table].get(column)) is None:
             raise _damaged(name, f"its column {table}.{column} is gone")
         if kind != wanted:
             raise _damaged(name, f"its column {table}.{column} has the type {kind}, not {wanted}")
+    return SPARING - found.keys()
 
 
 @cache

@@ -47,7 +47,7 @@ WHERE NOT (s.name = 'synchronous_commit' AND s.setting NOT IN ('off', 'local'))
     AND NOT (s.name = 'lock_timeout' AND s.setting <> '0')
 """
 _TABLES_SQL = f"""
-SELECT to_regclass('journal_records') IS NOT NULL, to_regclass('{VERSION_TABLE}') IS NOT NULL
+SELECT to_regclass('journal_records') IS NOT NULL, to_regclass('journal_streams') IS NOT NULL, to_regclass('{VERSION_TABLE}') IS NOT NULL
 """
 
 _AGAIN = {
@@ -164,32 +164,67 @@ def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
 
 
 def table_version(connection: sa.Connection, name: str) -> int:
-    """The version of the journal's tables; 0 if there are none.
+    """The version of the journal's tables; 0 if there are none. Today's, where what says so is gone, and they all are as today's.
 
     Raises:
         JournalCorrupt: tables of the same names belong to another program, or are of no version that there is.
     """
-    has_records, has_version = connection.exec_driver_sql(_TABLES_SQL).one()
+    has_records, has_streams, has_version = connection.exec_driver_sql(_TABLES_SQL).one()
     if not has_version and not has_records:
         return 0
-    versions: list[str] = []
-    if has_version:
-        versions += connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalars()  # noqa: S608
-    if not has_records or len(versions) != 1:
-        what = "has tables of another program under the journal's names"
-        raise JournalCorrupt(f"{name} {what}: name another database or schema", position=0, kind="foreign")
-    if not (versions[0].isascii() and versions[0].isdigit()):
+    versions = _versions(connection) if has_version else []
+    if not has_records:
+        raise _without_records(name, was_there=has_streams)
+    if not versions:
+        return _version_untold(connection, name)
+    if len(versions) > 1 or not (versions[0].isascii() and versions[0].isdigit()):
         raise JournalCorrupt(
-            f"{name} is damaged: its tables are said to be of version {versions[0]!a}, which no refold has (this one's are of {TABLE_VERSION}, "
-            f"in {VERSION_TABLE}): restore it from a backup",
+            f"{name} is damaged: its tables are said to be of version {' and '.join(map(ascii, versions))}, which no refold has (this one's "
+            f"are of {TABLE_VERSION}, in {VERSION_TABLE}): restore it from a backup",
             position=0,
             kind="undecodable",
         )
     return int(versions[0])
 
 
-def require_current(connection: sa.Connection, name: str) -> None:
-    """Refuse a database without today's tables, or one that can't hold every text.
+def _without_records(name: str, *, was_there: bool) -> JournalCorrupt:
+    if was_there:
+        what = "is damaged: its table journal_records is gone; restore it from a backup"
+        return JournalCorrupt(f"{name} {what}", position=0, kind="undecodable")
+    what = "has tables of another program under the journal's names: name another database or schema"
+    return JournalCorrupt(f"{name} {what}", position=0, kind="foreign")
+
+
+def _versions(connection: sa.Connection) -> list[str]:
+    return list(connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalars())  # noqa: S608
+
+
+def _version_untold(connection: sa.Connection, name: str) -> int:
+    """Nothing says of which version the tables are: today's, if they are as it makes them."""
+    try:
+        require_columns(connection, name)
+    except JournalCorrupt as error:
+        what = f"has tables under the journal's names, no {VERSION_TABLE} that says of which version, and they aren't of this refold's"
+        ways = (
+            "if it was a journal, restore it from a backup; if it's another program's, name another database or schema"
+        )
+        raise JournalCorrupt(f"{name} {what}: {ways}", position=0, kind="foreign") from error
+    return TABLE_VERSION
+
+
+def missing_tables(connection: sa.Connection, name: str) -> frozenset[str]:
+    """The tables that are gone, or empty where they must not be, of those that records of today's version are read without.
+
+    Raises:
+        JournalCorrupt: another table or a column isn't as it was made.
+    """
+    *_, has_version = connection.exec_driver_sql(_TABLES_SQL).one()
+    is_told = has_version and _versions(connection)
+    return require_columns(connection, name) | ({VERSION_TABLE} if not is_told else set())
+
+
+def require_current(connection: sa.Connection, name: str) -> frozenset[str]:
+    """Refuse a database without today's tables, or one that can't hold every text. Returns `missing_tables`.
 
     Raises:
         NotFound: there is no journal.
@@ -202,7 +237,7 @@ def require_current(connection: sa.Connection, name: str) -> None:
         raise NotFound(f"no journal in {name}: run `refold migrate {shlex.quote(name)}`, or let an engine create it")
     if not is_current(version, name):
         raise JournalError(f"{name} has the tables of an older refold: run `refold migrate {shlex.quote(name)}` first")
-    require_columns(connection, name)
+    return missing_tables(connection, name)
 
 
 def is_current(version: int, name: str) -> bool:

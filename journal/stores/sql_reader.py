@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from refold.journal.archives import Archive, read_across
+from refold.journal.beside import DamageBeside, check_harmless, check_streams_there
 from refold.journal.ends import check_snapshots
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record
@@ -16,6 +17,7 @@ from refold.journal.stores import sql_snapshots
 from refold.journal.stores.database import Database
 from refold.journal.stores.missing import check_there
 from refold.journal.stores.paging import in_pages
+from refold.journal.stores.sparing_tables import ARCHIVES, SNAPSHOTS
 
 
 class SqlReader:
@@ -35,13 +37,18 @@ class SqlReader:
         return self._database.doubt()
 
     def inspect(self) -> None:
-        """Look whether every record's stream is there.
+        """Look at what is beside the records.
 
         Raises:
-            JournalCorrupt: one isn't.
+            JournalCorrupt: something isn't as it was made; of a kind in `HARMLESS` if no record is concerned.
         """
+        check_streams_there(self)
+        check_harmless(self)
+
+    def beside(self) -> Sequence[DamageBeside]:
+        """What is wrong beside the records; see `refold.journal.beside`."""
         self._check_usable()
-        self._database.check_not_orphaned()
+        return self._database.beside()
 
     def check_end(self, stream: str = DEFAULT_STREAM) -> None:
         """See whether a snapshot tells of more records than there are.
@@ -70,34 +77,43 @@ class SqlReader:
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""
-        rows = self._query(self._database.head_sql, (stream,))
-        if not rows:
+        self._check_usable()
+        heads = self._database.heads(stream)
+        if not heads:
             self._database.check_not_orphaned()
-        return Head._make(rows[0]) if rows else EMPTY_HEAD
+        return heads.get(stream, EMPTY_HEAD)
 
     def heads(self) -> dict[str, Head]:
         """The end of every stream, by its name."""
-        rows = self._query(self._database.heads_sql, ())
-        if not rows:
+        self._check_usable()
+        heads = self._database.heads()
+        if not heads:
             self._database.check_not_orphaned()
-        return {name: Head._make(rest) for name, *rest in sorted(tuple(row) for row in rows)}
+        return dict(sorted(heads.items()))
 
     def streams(self) -> list[str]:
         """The names of all streams."""
-        self.inspect()
+        self._check_usable()
+        self._database.check_not_orphaned()
         return list(self.heads())
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
         """What snapshots there are, by position."""
+        if SNAPSHOTS in self._database.missing:
+            return []
         return [SnapshotEntry(*row) for row in self._select(sql_snapshots.snapshots_of(stream))]
 
     def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
         """The snapshot at a position, unchecked."""
+        if SNAPSHOTS in self._database.missing:
+            return None
         rows = self._select(sql_snapshots.snapshot_at(stream, position))
         return Snapshot(*rows[0]) if rows else None
 
     def archives(self, stream: str = DEFAULT_STREAM) -> list[Archive]:
         """Where the oldest records are, in order."""
+        if ARCHIVES in self._database.missing:
+            return []
         return [Archive(*row) for row in self._select(sql_snapshots.archives_of(stream))]
 
     def close(self) -> None:

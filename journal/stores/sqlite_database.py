@@ -35,7 +35,7 @@ _SCRUB_PATIENCE_S = 5.0
 class SqliteDatabase(Database):
     """A SQLite file with the journal's tables."""
 
-    page_sql, head_sql, heads_sql = PAGE_SQL, HEAD_SQL, HEADS_SQL
+    page_sql = PAGE_SQL
     reading = sqlite_engine.READING
 
     def __init__(self, path: Path, busy_timeout_s: float) -> None:
@@ -53,6 +53,12 @@ class SqliteDatabase(Database):
     @property
     def driver_errors(self) -> tuple[type[Exception], ...]:
         return sqlite_engine.DRIVER_ERRORS
+
+    def heads(self, stream: str | None = None) -> dict[str, Head]:
+        if stream is None:
+            return {row[0]: Head._make(row[1:]) for row in self.query(HEADS_SQL, ())}
+        rows = self.query(HEAD_SQL, (stream,))
+        return {stream: Head._make(rows[0])} if rows else {}
 
     def record_of(self, row: Sequence[Any]) -> Record:
         return restored(row)

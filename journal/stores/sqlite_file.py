@@ -26,6 +26,7 @@ from refold.journal.errors import JournalCorrupt, JournalError, NotFound, Schema
 from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.stores.room import room_at
 from refold.journal.stores.sqlite_marks import check_gone, marks_of
+from refold.journal.stores.strangers import STRANGERS_SQL, Strangers, emptied
 
 APPLICATION_ID = 0x5245464F  # "REFO"
 TABLE_VERSION = 6  # the number of the newest migration
@@ -33,7 +34,7 @@ BUSY_TIMEOUT_S = 5.0
 
 _OUR_TABLES = {"journal_streams", "journal_records"}
 _READ_TABLES = ("journal_streams", "journal_records", "journal_archives")
-ORPHANED_SQL = "SELECT EXISTS (SELECT 1 FROM journal_records) AND NOT EXISTS (SELECT 1 FROM journal_streams)"
+_ORPHANED_SQL = "SELECT EXISTS (SELECT 1 FROM journal_records) AND NOT EXISTS (SELECT 1 FROM journal_streams)"
 _NO_READ_MODEL = re.compile(r'no such table: (?:main\.)?audit_|relation "audit_\w+" does not exist')
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another program holds its lock; close that program and try again",
@@ -105,17 +106,18 @@ def check_streams(connection: sqlite3.Connection, path: Path) -> None:
         sqlite3.Error, UnicodeDecodeError: SQLite can't read them.
     """
     _require_ok(connection, path, "PRAGMA integrity_check(journal_streams)")
-    check_not_orphaned(path, connection.execute(ORPHANED_SQL).fetchone()[0])
+    check_not_orphaned(connection, path)
 
 
-def check_not_orphaned(path: Path, is_orphaned: object) -> None:
-    """`is_orphaned`: what `ORPHANED_SQL` says. Whoever writes asks it too, or he would begin a stream that is there.
+def check_not_orphaned(connection: sqlite3.Connection, path: Path) -> None:
+    """The table of streams isn't empty where records are. Whoever writes asks it too, or he would begin a stream that is there.
 
     Raises:
         JournalCorrupt: there are records, and no stream that they are of.
     """
-    if is_orphaned:
-        raise _damaged(path, "it has records, and its table of streams is empty")
+    if connection.execute(_ORPHANED_SQL).fetchone()[0]:
+        what = emptied([Strangers(*row) for row in connection.execute(STRANGERS_SQL)])
+        raise JournalCorrupt(f"{path} is damaged: {what}", position=0, kind="deleted")
 
 
 def check_pages(connection: sqlite3.Connection, path: Path) -> None:
@@ -127,7 +129,10 @@ def check_pages(connection: sqlite3.Connection, path: Path) -> None:
     """
     if (found := _found_by(connection, "PRAGMA integrity_check(1)")) == "ok":
         return
-    if any(_found_by(connection, f"PRAGMA integrity_check({table})") != "ok" for table in _READ_TABLES):
+    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    if any(
+        _found_by(connection, f"PRAGMA integrity_check({table})") != "ok" for table in there.intersection(_READ_TABLES)
+    ):
         raise _damaged(path, found)
     copying = f"`refold copy {shlex.quote(str(path))} NEW` makes a whole journal of the records"
     raise JournalCorrupt(

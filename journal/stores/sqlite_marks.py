@@ -21,7 +21,7 @@ from pathlib import Path
 
 from refold.journal.ends import EndInDoubt
 from refold.journal.errors import JournalCorrupt
-from refold.journal.record import Head
+from refold.journal.record import Head, short
 from refold.journal.stores.no_file import NoFile, open_file, read_bytes
 
 _MAGIC = b"RMK1"
@@ -130,8 +130,9 @@ def check_marks(journal: Path, marks: Mapping[int, tuple[int, bytes]], heads: Ma
     for stream_id, (acknowledged, digest) in marks.items():
         position, found = heads.get(stream_id, (0, b""))
         if position < acknowledged or (position == acknowledged and found != digest):
+            other = f" with hash {short(found)}, not {short(digest)}" if position == acknowledged else ""
             raise JournalCorrupt(
-                f"{journal} ends at {position}, but records up to {acknowledged} were acknowledged here: its end was lost "
+                f"{journal} ends at {position}{other}, but records up to {acknowledged} were acknowledged here: its end was lost "
                 f"or an older copy took its place; restore a newer one, or remove {mark_file(journal)} to go on from there",
                 position=position,
                 kind="truncated",

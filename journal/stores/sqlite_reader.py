@@ -5,32 +5,30 @@ fetched as raw bytes, because a damaged body may not be UTF-8 and must reach the
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from refold.journal.archives import Archive, read_across
+from refold.journal.beside import DamageBeside, check_harmless, check_streams_there
 from refold.journal.ends import check_snapshots
-from refold.journal.errors import JournalError
+from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, restored
 from refold.journal.snapshots import Snapshot, SnapshotEntry
 from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.missing import check_there
 from refold.journal.stores.paging import in_pages
+from refold.journal.stores.rows import Judged
+from refold.journal.stores.sparing_tables import ARCHIVES, SNAPSHOTS
+from refold.journal.stores.sqlite_beside import RECORD_SQL, beside, judged_rows, missing_tables
 from refold.journal.stores.sqlite_file import check_pages, check_streams, connect_readonly, explain, require_current
 from refold.journal.stores.sqlite_marks import check_accepted, check_known, check_marks, doubt_of, marks_of
+from refold.journal.stores.strangers import STRANGERS_SQL
 
 HEAD_SQL = "SELECT head_position, head_hash, engine_epoch FROM journal_streams WHERE name = ?"
-# A value of another type than was stored is damage: it's read as NULL, which no hash agrees with. The second comparison of
-# stream ids is on the row itself (the index search trusts its order), so a row with a damaged stream id isn't found.
-PAGE_SQL = """
-SELECT r.position, r.engine_epoch, r.schema_version, r.time_ns,
-    CASE typeof(r.body) WHEN 'text' THEN CAST(r.body AS BLOB) END,
-    CASE typeof(r.content) WHEN 'text' THEN CAST(r.content AS BLOB) WHEN 'null' THEN NULL ELSE x'00' END,
-    CASE typeof(r.content_hash) WHEN 'blob' THEN r.content_hash WHEN 'null' THEN NULL ELSE x'00' END,
-    CASE typeof(r.hash) WHEN 'blob' THEN r.hash END
-FROM journal_records AS r JOIN journal_streams AS s ON s.stream_id = r.stream_id
+# The second comparison of stream ids is on the row itself (the index search trusts its order), so a row with a damaged stream id isn't found.
+PAGE_SQL = f"""{RECORD_SQL}JOIN journal_streams AS s ON s.stream_id = r.stream_id
 WHERE s.name = ? AND +r.stream_id = s.stream_id AND r.position >= ? AND r.position < ? ORDER BY r.position LIMIT ?
 """
 SNAPSHOTS_SQL = """
@@ -52,7 +50,7 @@ HEADS_SQL = "SELECT name, head_position, head_hash, engine_epoch FROM journal_st
 class SqliteReader:
     """The reading half of the port over one SQLite file, live or not."""
 
-    __slots__ = ("_connection", "_path")
+    __slots__ = ("_connection", "_missing", "_path")
 
     def __init__(self, path: Path) -> None:
         """Open `path` read-only.
@@ -65,8 +63,10 @@ class SqliteReader:
         self._path = path
         self._connection: sqlite3.Connection | None = connect_readonly(path)
         self._check(check_streams)
+        self._missing = missing_tables(self._fetch)
         marks = marks_of(path)
-        check_known(path, marks, {row[0] for row in self._fetch(ENDS_SQL, ())})
+        known = {row[0] for row in self._fetch(ENDS_SQL, ())}
+        check_known(path, marks, known if marks.keys() <= known else known | self._numbers())
 
     @property
     def place(self) -> str:
@@ -78,14 +78,25 @@ class SqliteReader:
         return doubt_of(self._path)
 
     def inspect(self) -> None:
-        """Look at the pages that no record is on, and whether all that was acknowledged is there.
+        """Look at the pages that no record is on, at what else is beside the records, and whether all that was acknowledged is there.
 
         Raises:
-            JournalCorrupt: a page is damaged, or the end of a stream is gone.
+            JournalCorrupt: a page is damaged, or the end of a stream is gone, or a stream.
         """
         self._check(check_pages)
+        check_streams_there(self)
         marks = marks_of(self._path)
-        check_marks(self._path, marks, {row[0]: (row[1], row[2]) for row in self._fetch(ENDS_SQL, ())})
+        heads = {number: judged.head for (number, _), judged in judged_rows(self._fetch, self._path).items()}
+        check_marks(self._path, marks, {number: head[:2] for number, head in heads.items()})
+        check_harmless(self)
+
+    def beside(self) -> Sequence[DamageBeside]:
+        """What is wrong beside the records; see `refold.journal.beside`."""
+        return beside(self._fetch, self._path)
+
+    def _numbers(self) -> set[int]:
+        """The streams whose rows are gone, and whose records are there: `beside` tells of them."""
+        return {row[0] for row in self._fetch(STRANGERS_SQL, ())}
 
     def check_end(self, stream: str = DEFAULT_STREAM) -> None:
         """See whether all of the stream that was acknowledged is there.
@@ -94,9 +105,9 @@ class SqliteReader:
             EndInDoubt: it isn't; kind `truncated`.
         """
         marks = marks_of(self._path)
-        for stream_id, position, digest in self._fetch(f"{ENDS_SQL} WHERE name = ?", (stream,)):
+        for (stream_id, _), judged in judged_rows(self._fetch, self._path, stream).items():
             if stream_id in marks:
-                check_accepted(self._path, stream_id, marks[stream_id], (position, digest))
+                check_accepted(self._path, stream_id, marks[stream_id], judged.head[:2])
         check_snapshots(self, stream, self.place)
 
     def read(self, stream: str = DEFAULT_STREAM, start: int = 0, stop: int | None = None) -> Iterator[Record]:
@@ -115,12 +126,21 @@ class SqliteReader:
 
     def head(self, stream: str = DEFAULT_STREAM) -> Head:
         """The end of the stream."""
-        rows = self._fetch(HEAD_SQL, (stream,))
-        return Head._make(rows[0]) if rows else EMPTY_HEAD
+        for judged in self._judged(stream).values():
+            return judged.head
+        return EMPTY_HEAD
 
     def heads(self) -> dict[str, Head]:
         """The end of every stream, by its name."""
-        return {name: Head._make(rest) for name, *rest in self._fetch(HEADS_SQL, ())}
+        return {name: judged.head for (_, name), judged in self._judged().items()}
+
+    def _judged(self, stream: str | None = None) -> dict[tuple[int, str], Judged]:
+        """The rows of streams; as they are stored, where the last record is on a page that can't be read."""
+        try:
+            return judged_rows(self._fetch, self._path, stream)
+        except JournalCorrupt:
+            rows = self._fetch(HEADS_SQL, ())
+            return {(0, name): Judged(Head._make(rest)) for name, *rest in rows if stream in {None, name}}
 
     def streams(self) -> list[str]:
         """The names of all streams."""
@@ -128,16 +148,18 @@ class SqliteReader:
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
         """What snapshots there are, by position."""
-        return [SnapshotEntry._make(row) for row in self._fetch(SNAPSHOTS_SQL, (stream,))]
+        rows = [] if SNAPSHOTS in self._missing else self._fetch(SNAPSHOTS_SQL, (stream,))
+        return [SnapshotEntry._make(row) for row in rows]
 
     def load_snapshot(self, stream: str, position: int) -> Snapshot | None:
         """The snapshot at a position, unchecked."""
-        rows = self._fetch(SNAPSHOT_SQL, (stream, position))
+        rows = [] if SNAPSHOTS in self._missing else self._fetch(SNAPSHOT_SQL, (stream, position))
         return Snapshot._make(rows[0]) if rows else None
 
     def archives(self, stream: str = DEFAULT_STREAM) -> list[Archive]:
         """Where the oldest records are, in order."""
-        return [Archive._make(row) for row in self._fetch(ARCHIVES_SQL, (stream,))]
+        rows = [] if ARCHIVES in self._missing else self._fetch(ARCHIVES_SQL, (stream,))
+        return [Archive._make(row) for row in rows]
 
     def close(self) -> None:
         """Close the file."""

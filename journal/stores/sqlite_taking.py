@@ -10,7 +10,8 @@ from pathlib import Path
 
 from refold.journal.record import Head
 from refold.journal.stores.guards import check_tail
-from refold.journal.stores.sqlite_file import ORPHANED_SQL, check_not_orphaned, connect_readonly, explain
+from refold.journal.stores.sqlite_beside import beside
+from refold.journal.stores.sqlite_file import check_not_orphaned, connect_readonly, explain
 from refold.journal.stores.sqlite_marks import check_marks, marks_of
 from refold.journal.stores.sqlite_reader import ENDS_SQL, HEAD_SQL
 
@@ -24,20 +25,22 @@ def check_takeable(path: Path, stream: str) -> None:
     """See to it that no stream ends before its mark, and that this one ends with the record that its head names.
 
     Raises:
-        JournalCorrupt: one does, or it doesn't; or records are there, and no stream that they are of.
+        JournalCorrupt: one does, or it doesn't; or something beside the records isn't as it was made.
         JournalError: the file can't be read.
     """
     marks = marks_of(path)  # before the heads, which may move on
     with contextlib.closing(connect_readonly(path)) as connection:
         try:
             connection.execute("BEGIN")  # head and tail as of one moment
-            (is_orphaned,) = connection.execute(ORPHANED_SQL).fetchone()
+            check_not_orphaned(connection, path)
             ends = {key: (at, digest) for key, at, digest in connection.execute(ENDS_SQL)}
+            damage = beside(lambda sql, parameters: connection.execute(sql, parameters).fetchall(), path)
             head = connection.execute(HEAD_SQL, (stream,)).fetchone()
             tail = connection.execute(_TAIL_SQL, (stream,)).fetchone()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise explain(error, path, "read") from error
-    check_not_orphaned(path, is_orphaned)
+    if damage:
+        raise damage[0]
     check_marks(path, marks, ends)
     if head is not None:
         check_tail(stream, Head._make(head), tail)

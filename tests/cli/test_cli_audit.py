@@ -1,5 +1,6 @@
 """`refold sql` and `refold audit`: any store, three formats, nothing that writes, one line for every mistake."""
 
+import contextlib
 import csv
 import io
 import json
@@ -96,6 +97,16 @@ def test_violations_end_with_status_1(tmp_path):
     done = refold("audit", "violations", url)
     assert done.exit_code == 1
     assert "contradiction" in done.stdout
+    assert f"`refold verify {url}` says where" in done.stderr
+
+
+def test_violations_of_another_stream_are_looked_for_there(tmp_path):
+    records = simulated(13)
+    url = write(path_url(tmp_path), sealed([*records[:40], records[39], *records[40:]]))
+    with contextlib.closing(sqlite3.connect(url)) as connection, connection:
+        connection.execute("UPDATE journal_streams SET name = 'other'")
+    done = refold("audit", "violations", url)
+    assert (done.exit_code, f"`refold verify --stream other {url}` says where" in done.stderr) == (1, True), done.stderr
 
 
 def test_a_damaged_journal_is_asked_up_to_the_damage_with_a_word(tmp_path):

@@ -117,7 +117,7 @@ def test_of_a_url_that_names_no_store_nobody_says_that_the_same_command_goes_on(
 def test_a_url_that_names_no_file_is_refused(verb, url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = refold(*verb, url)
-    assert result.exit_code == 3, result.stderr
+    assert result.exit_code == (3 if url else 2), result.stderr
     assert_one_line_and_a_hint(result.stderr)
     assert not list(tmp_path.iterdir())
 

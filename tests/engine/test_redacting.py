@@ -232,9 +232,21 @@ def test_another_journal_in_its_place_is_found_at_open(tmp_path: Path) -> None:
         Engine(MODEL, MemoryStore(other), anchor=anchor).open()
 
 
-def test_an_anchor_that_can_not_be_written_stops_nobody(tmp_path: Path) -> None:
-    with Engine(MODEL, anchor=str(tmp_path / "no folder" / "anchor.json"), anchor_every_s=0) as engine:
-        assert engine.run([[1]], SHORT)[0].token_ids == must_produce([1], SHORT)
+def test_an_anchor_that_can_not_be_written_any_more_stops_nobody(tmp_path: Path) -> None:
+    folder = tmp_path / "share"
+    folder.mkdir()
+    with Engine(MODEL, anchor=str(folder / "anchor.json"), anchor_every_s=0) as engine:
+        shutil.rmtree(folder)
+        assert engine.generate("hello", SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize(("where", "says"), [("no folder/anchor.json", "is no folder"), (".", "which is a folder")])
+def test_an_anchor_that_no_file_can_be_put_at_is_refused_before_there_is_a_journal(
+    tmp_path: Path, where: str, says: str
+) -> None:
+    with pytest.raises(Rejected, match=says):
+        Engine(MODEL, str(tmp_path / "refold.db"), anchor=str(tmp_path / where)).open()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_anchor_that_is_none_or_a_key_that_is_none_is_refused(tmp_path: Path) -> None:

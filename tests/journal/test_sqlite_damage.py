@@ -445,3 +445,18 @@ def can_lock_first_connection_byte(path: Path) -> bool:
     """Whether another process would take itself for the first one: SQLite's `DMS` byte of the `-shm` file is 128."""
     code = f"import fcntl; fcntl.lockf(open({str(path)!r} + '-shm', 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("column", ["head_hash", "head_position", "engine_epoch"])
+@pytest.mark.parametrize("value", ["NULL", "'x'", "x'00'"])
+def test_a_row_of_a_stream_whose_values_are_of_other_types_is_an_error_of_ours(
+    path: Path, column: str, value: str
+) -> None:
+    """A strict table takes none: one that isn't strict, with the same rows, is what flipped bits can make of it."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE journal_streams RENAME TO gone")
+        connection.execute("CREATE TABLE journal_streams AS SELECT * FROM gone")
+        connection.execute(f"UPDATE journal_streams SET {column} = {value}")
+    for attempt in (lambda: verify_stream(open_reader(str(path))), lambda: open_store(str(path)).open_stream()):
+        with pytest.raises(JournalError):
+            attempt()

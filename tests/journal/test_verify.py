@@ -181,7 +181,7 @@ def test_an_old_head_is_enough_to_pass_through(path):
         ("head_position = 7", (6, "truncated")),
         ("head_position = 4", (3, "edited")),
         ("head_hash = zeroblob(32)", (5, "edited")),
-        ("engine_epoch = 1", (6, "edited")),
+        ("engine_epoch = 1", (0, "unindexed")),  # each record says its own; the row only fences
     ],
 )
 def test_an_edited_head_is_found(path, change, expected):
