@@ -14,9 +14,11 @@ from refold.engine.history.timeline import Timeline
 from refold.engine.life import Life
 from refold.engine.messages import Ask
 from refold.engine.submissions import check_request_id
+from refold.engine.taking_over import check_may_go_on
 from refold.journal.codec import encode, events_among
 from refold.journal.errors import JournalError
 from refold.journal.events import RequestQuarantined, RequestSubmitted
+from refold.journal.naming import naming
 from refold.journal.queued import fresh_salt
 from refold.journal.record import seal
 from refold.journal.store import DEFAULT_STREAM, JournalReader
@@ -80,6 +82,8 @@ def lift_at_rest(url: str, request_id: str, stream: str = DEFAULT_STREAM) -> Non
         store = open_store(url)
         try:
             warn_of_doubt(store)
+            with naming(store):
+                check_may_go_on(store, stream)
             head = store.open_stream(stream)
             timeline.refresh()
             events = decide(timeline.seek(head.position - 1).state, command)

@@ -14,6 +14,7 @@ from refold.engine.history.redaction import RedactionPlan
 from refold.engine.life import Life
 from refold.engine.messages import Ask
 from refold.engine.submissions import check_line, check_request_id
+from refold.engine.taking_over import check_may_go_on
 from refold.journal.archives import border_of
 from refold.journal.codec import encode
 from refold.journal.errors import Rejected
@@ -60,6 +61,7 @@ def redact_at_rest(url: str, request_id: str, reason: str = "", stream: str = DE
     try:
         with naming(reader):
             plan.follow(reader.read(stream))
+            check_may_go_on(reader, stream)
         reason = check_line("reason", reason, _MAX_REASON_CHARS)
         plan.command(reason)
     finally:

@@ -17,7 +17,7 @@ from refold.engine.spared import SparedRecords
 from refold.journal.ends import check_end
 from refold.journal.own_name import check_not_renamed, check_own_name
 from refold.journal.record import Head
-from refold.journal.store import ClaimingStore, JournalStore
+from refold.journal.store import ClaimingStore, JournalReader, JournalStore
 
 
 class TakenOver(NamedTuple):
@@ -50,11 +50,20 @@ def take_over(store: JournalStore, stream: str, anchor: Anchor) -> TakenOver:
     return TakenOver(head, *take_up(store, stream, found, head), spared)
 
 
+def check_may_go_on(reader: JournalReader, stream: str) -> None:
+    """What no chain tells, asked before a record is added: is this the stream of that name, and does it end where it was acknowledged to?
+
+    Raises:
+        JournalCorrupt: it isn't (kind `renamed`), or doesn't, or nobody can tell.
+    """
+    check_own_name(reader, stream)
+    check_end(reader, stream)
+
+
 def _judged(store: JournalStore, stream: str, head: Head, anchor: Anchor) -> tuple[Found, SparedRecords]:
     """What the records up to `head` fold to, once everything that an engine asks before it opens was asked."""
     anchor.check(store, head)
-    check_own_name(store, stream)
-    check_end(store, stream)
+    check_may_go_on(store, stream)
     found = fold_found(store, stream, head)
     spared = SparedRecords(store, stream, head, found.start.position)
     spared.check_before_opening()

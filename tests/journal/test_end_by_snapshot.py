@@ -75,6 +75,15 @@ def test_an_engine_does_not_open_and_the_witness_stays(journal):
     assert len(records(journal, "main")) == left
 
 
+def test_a_redaction_does_not_write_to_it_and_forget_the_witness(journal):
+    left = cut_off(journal)
+    told = refold("redact", journal, "run1-1")
+    assert told.exit_code == 3
+    assert f"ends at {left}, but a snapshot was made of" in told.stderr
+    assert len(records(journal, "main")) == left
+    assert refold("verify", journal).exit_code == 3
+
+
 def test_verify_names_the_first_record_that_is_gone_and_the_head(journal):
     had = records(journal, "main")
     left = cut_off(journal)

@@ -8,6 +8,7 @@ import pytest
 
 from refold.engine.engine import Engine
 from refold.engine.history.verify import verify_journal
+from refold.engine.redacting import redact_at_rest
 from refold.journal.codec import decode
 from refold.journal.errors import JournalCorrupt
 from refold.journal.events import EngineOpened
@@ -35,7 +36,7 @@ def journal(request, tmp_path):
 
 def run(url, stream, request_id):
     with Engine("simulated", url, stream=stream).open() as engine:
-        engine.run([request_id])
+        engine.run([request_id], request_ids=[f"{request_id}-id"])
 
 
 def rename(journal, names):
@@ -89,6 +90,14 @@ def test_swapped_names_are_noticed_by_whoever_verifies_and_by_an_engine_which_wr
         with pytest.raises(JournalCorrupt, match="renamed"):
             run(journal, stream, "late")
     assert kept == {stream: records(journal, stream) for stream in ("main", "other")}
+
+
+def test_nothing_is_redacted_in_a_stream_under_anothers_name(journal):
+    rename(journal, {"main": "other", "other": "main"})
+    kept = records(journal, "other")
+    with pytest.raises(JournalCorrupt, match="renamed"):
+        redact_at_rest(journal, "main-0-id", stream="other")
+    assert kept == records(journal, "other")
 
 
 def test_a_stream_under_another_name_is_noticed_by_the_engine_that_would_begin_it_anew(journal):
