@@ -19,7 +19,7 @@ from refold.journal.naming import naming
 from refold.journal.record import Head, Record, head_after
 from refold.journal.snapshots import SnapshotStore
 from refold.journal.store import JournalReader, JournalStore
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 from refold.projections.outbox import Outbox, Output
 from refold.scheduler.commands import Command, LoseWorker, OpenEngine
 from refold.scheduler.fold import fold
@@ -148,7 +148,7 @@ def fold_on(reader: JournalReader, stream: str, base: Base, expect: Head, *, is_
     """Fold the records from `base` up to `expect` into it; `is_whole`: that is the stream's end. Raises as `fold_journal`."""
     folded, head = base
     with naming(reader):
-        for record in verified(reader.read(stream, head.position, expect.position), head, expect, is_whole=is_whole):
+        for record in verified_part(reader, stream, head, expect.position, expect, is_whole=is_whole):
             fold_record(folded, record)
             head = head_after(record)
     return Base(folded, head)

@@ -21,7 +21,7 @@ from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.naming import place_of_reader
 from refold.journal.record import Head, Record
 from refold.journal.store import JournalReader
-from refold.journal.verify import verified, verified_part
+from refold.journal.verify import verified_part
 
 FEW_RECORDS = 20_000
 """So many are checked before the engine opens: 0.2 s, at 10 us each. Of more, a twentieth of that: 10 ms."""
@@ -72,8 +72,8 @@ class SparedRecords:
         if not self._is_any:
             return
         if self._are_few:
-            records = self._reader.read(self._stream, self._border.position, self._head.position)
-            found = verified(records, self._border, self._head)
+            reader, stream, head = self._reader, self._stream, self._head
+            found = verified_part(reader, stream, self._border, head.position, head, is_whole=True)
         else:
             found = islice(self._round(), _part_records())
         for _ in found:

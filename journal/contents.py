@@ -10,10 +10,11 @@ four things that a content can be, and two of them are damage:
 - gone or something else, and nobody attests it (`erased`, `edited`).
 
 A record comes before its redaction, so who reads once knows at the end of the stream. Who can read again looks ahead when it
-meets the first such content, and says at once what is wrong. The journal may be live: what was redacted after it was read is
-read again.
+meets the first such content, and says at once what is wrong. The journal may be live, and a redaction comes at any moment: what was read
+before it, and what it has erased by the time it's read, is looked at again before anybody is told of damage.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable
 
 from refold.journal.codec import decode
@@ -23,6 +24,8 @@ from refold.journal.record import Record, content_digest, has_whole_content
 
 Read = Callable[[int, int | None], Iterable[Record]]
 NOTHING_LEFT = ""
+_LOOKS, _LOOKS_AT_ONE, _PAUSE_S = 3, 26, 0.02
+"""Only whoever has found what looks like damage looks again, for half a second at most."""
 _MARK = b'"ContentRedacted"'
 
 
@@ -65,12 +68,13 @@ class Attestation:
         if not has_whole_content(record):
             self._found[record.position] = left_of(record.content)
             if self._looks_ahead:
-                self._look_ahead(record.position)
+                self._prove(record.position)
         for position, left in attested_by(record):
             if self._start <= position < record.position:
                 self._attested[position] = left
-                if position not in self._found:
-                    self._look_again(position, record.position)
+                if position not in self._found and not self._is_gone_soon(position):
+                    what = f"has its content, which record {record.position} says was redacted"
+                    raise bad_record(position, "restored", what)
 
     def settle(self) -> None:
         """The stream has ended: whatever isn't attested by now is damage.
@@ -79,27 +83,35 @@ class Attestation:
             JournalCorrupt: names the first bad position and the kind.
         """
         for position in sorted(self._found):
-            attested = self._attested.get(position)
-            if attested != self._found[position]:
-                self._look_again(position, None)
-                _check(position, self._found[position], attested)
+            if self._attested.get(position) != self._found[position]:
+                self._prove(position)
 
-    def _look_ahead(self, position: int) -> None:
-        assert self._read is not None, "who looks ahead can read again"
-        if self._expected is None:
-            read = self._read
-            self._expected = {p: left for record in read(position + 1, None) for p, left in attested_by(record)}
-        if self._expected.get(position) != self._found[position]:
-            self._look_again(position, None)
-            _check(position, self._found[position], self._expected.get(position))
+    def _prove(self, position: int) -> None:
+        """See to it that what is left of a content is attested: maybe by a redaction that has come since, which then was read half."""
+        if self._read is None:
+            _check(position, self._found[position], self._attested.get(position))
+            return
+        for _ in range(_LOOKS):
+            if self._expected is not None and self._expected.get(position) == self._found[position]:
+                return
+            self._is_gone(position, self._read)
+            self._expected = {p: left for record in self._read(position + 1, None) for p, left in attested_by(record)}
+        _check(position, self._found[position], (self._expected or {}).get(position))
 
-    def _look_again(self, position: int, said_at: int | None) -> None:
-        """Read a content once more: it may have been redacted since."""
-        for record in () if self._read is None else self._read(position, position + 1):
+    def _is_gone_soon(self, position: int) -> bool:
+        """Whether a content has been redacted since it was read. A store may show the redaction a moment before it's through with it."""
+        for look in range(0 if self._read is None else _LOOKS_AT_ONE):
+            time.sleep(_PAUSE_S if look else 0.0)
+            if self._read is not None and self._is_gone(position, self._read):
+                return True
+        return False
+
+    def _is_gone(self, position: int, read: Read) -> bool:
+        for record in read(position, position + 1):
             if not has_whole_content(record):
                 self._found[position] = left_of(record.content)
-        if said_at is not None and position not in self._found:
-            raise bad_record(position, "restored", f"has its content, which record {said_at} says was redacted")
+                return True
+        return False
 
 
 def attested_by(record: Record) -> list[tuple[int, str]]:

@@ -122,6 +122,8 @@ def verified_part(
     start_head: Head = EMPTY_HEAD,
     stop: int | None = None,
     expect: Head | None = None,
+    *,
+    is_whole: bool = False,
 ) -> Iterator[Record]:
     """Records of a journal from `start_head` on, before position `stop`, each after it was checked as by `verified`.
 
@@ -137,6 +139,8 @@ def verified_part(
     with naming(reader):
         yield from chain.follow(reader.read(stream, start_head.position, stop))
         _check_reached(chain.head, expect)
+        if is_whole:
+            chain.settle()
 
 
 def attestation_of(reader: JournalReader, stream: str) -> Attestation:

@@ -17,7 +17,7 @@ from refold.journal.events import (
 )
 from refold.journal.record import EMPTY_HEAD, Record, head_after
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 
 _MARK = b'"RequestSubmitted"'
 _BETWEEN_LIVES = (b'"ContentRedacted"', b'"QuarantineLifted"')
@@ -121,8 +121,8 @@ class Walk:
     def _records(self, stop: int) -> Iterator[Record]:
         """The records from where the walk stopped, each after its place in the chain was checked."""
         start, is_whole = self._at, self._at == EMPTY_HEAD and stop == self.end
-        records = self._reader.read(self._stream, start.position, stop)
-        for record in verified(records, start, self._head if stop == self.end else None, is_whole=is_whole):
+        expect = self._head if stop == self.end else None
+        for record in verified_part(self._reader, self._stream, start, stop, expect, is_whole=is_whole):
             self._at = head_after(record)
             if not _is_between_lives(record):
                 self._last = record

@@ -15,7 +15,7 @@ from refold.engine.history.replay import replay, unheard
 from refold.journal.events import Event
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.scheduler.commands import Command
+from refold.scheduler.commands import Command, ScheduleStep
 from refold.scheduler.decide import decide
 from refold.scheduler.state import State
 
@@ -47,7 +47,11 @@ class Divergence(NamedTuple):
 
 
 class Decider:
-    """Asks `decide` again, record after record. `num_decided` and `num_forgotten` count the records."""
+    """Asks `decide` again, record after record. `num_decided` and `num_forgotten` count the records.
+
+    What a step schedules depends on which prefixes are cached, and so on the tokens of everybody before. Where some of these were erased
+    since (`State.unknown`), a step that comes out otherwise is no divergence: nobody can tell any more.
+    """
 
     def __init__(self) -> None:
         self.num_decided = 0
@@ -60,7 +64,14 @@ class Decider:
         except Forgotten:
             self.num_forgotten += 1
             return None
+        divergence = self._asked(state, record, command, events)
+        if divergence is not None and state.unknown and isinstance(command, ScheduleStep):
+            self.num_forgotten += 1
+            return None
         self.num_decided += 1
+        return divergence
+
+    def _asked(self, state: State, record: Record, command: Command, events: Sequence[Event]) -> Divergence | None:
         try:
             decided = decide(state, command)
         except Exception as error:  # noqa: BLE001 - whatever it raises today, it didn't when this was recorded

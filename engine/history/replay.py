@@ -16,7 +16,7 @@ from refold.journal.events import Event
 from refold.journal.naming import naming, place_of_reader
 from refold.journal.record import Head, Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 from refold.scheduler.fold import fold
 from refold.scheduler.state import State
 
@@ -81,7 +81,7 @@ def _replayed(
     before: Callable[[Record, list[Event], State], object] | None,
 ) -> Iterator[Replayed]:
     (state, *_), head = base
-    for record in verified(reader.read(stream, head.position, stop), head, expect, is_whole=stop is None):
+    for record in verified_part(reader, stream, head, stop, expect, is_whole=stop is None):
         events = decode(record)
         if before is not None:
             before(record, events, state)

@@ -33,7 +33,7 @@ from refold.journal.naming import naming
 from refold.journal.record import Record, head_after
 from refold.journal.snapshots import SnapshotReader
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import verified
+from refold.journal.verify import verified_part
 from refold.scheduler.state import State
 
 BEFORE_ALL = -1
@@ -244,7 +244,7 @@ class Timeline:
 
     def _folded(self, stop: int) -> Iterator[Replayed]:
         state, head = self._base.folded.state, self._base.head
-        for record in verified(self.reader.read(self.stream, head.position, stop), head, is_whole=False):
+        for record in verified_part(self.reader, self.stream, head, stop):
             events = decode(record)
             for index, event in enumerate(events):
                 fold_event(state, event, record.position, index)

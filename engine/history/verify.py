@@ -16,6 +16,7 @@ from refold.engine.history.redaction import erased_of
 from refold.engine.history.redecide import Decider, Divergence
 from refold.engine.history.replay import Contradiction, fold_event, unheard
 from refold.journal.codec import decode
+from refold.journal.contents import attested_by
 from refold.journal.errors import InvariantViolation, JournalCorrupt, JournalError, Rejected
 from refold.journal.events import ContentRedacted, EngineOpened, Event, StateDigest
 from refold.journal.naming import naming
@@ -32,6 +33,8 @@ SHORT_RECORDS = 2_000
 """Up to this length, a journal is checked after every event without being asked."""
 
 RECORDS_AHEAD = 64
+
+_MOST_READINGS = 5
 
 _HEAD = re.compile(r"(\d{1,18}):([0-9a-fA-F]{64})")
 _LAW = re.compile(r"^(L\d+) broken")
@@ -86,15 +89,36 @@ def verify_journal(
 ) -> Verdict:
     """Check the whole stream; `expect` is a head that it must reach, `on_record` is called after each record.
 
+    The journal may be live. What seems wrong while requests are redacted may be a view of some records before it and of some after: it's
+    read anew then.
+
     With `redecide`, each decision is taken again by today's code (L12). In a long journal the laws of state are checked as
     often as they cost little beside the fold (see `Judge`); with `every_event`, after each event however long it takes.
 
     Raises:
         JournalCorrupt: a record is edited, deleted, moved or cut off; or isn't a list of events.
         Contradiction: the records are whole, and an event breaks a law, or would not be decided today.
+        JournalError: it can't be read, or not of one moment.
     """
     with naming(reader):
-        return _verdict(reader, stream, expect, on_record, redecide=redecide, every_event=every_event)
+        for _ in range(_MOST_READINGS):
+            begun = reader.head(stream).position
+            try:
+                return _verdict(reader, stream, expect, on_record, redecide=redecide, every_event=every_event)
+            except (JournalCorrupt, Contradiction):
+                if not _was_redacted_since(reader, stream, begun):
+                    raise
+        raise JournalError(
+            f"requests of stream {stream!r} were redacted during each of {_MOST_READINGS} readings, so no view of it was of one moment: "
+            "verify it again later"
+        )
+
+
+def _was_redacted_since(reader: JournalReader, stream: str, position: int) -> bool:
+    try:
+        return any(attested_by(record) for record in reader.read(stream, position))
+    except JournalError:  # the damage itself, maybe
+        return False
 
 
 def _verdict(
