@@ -9,6 +9,7 @@ what is missing and where it should be; everything from the border on is still t
 lets an engine open.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -97,6 +98,28 @@ def read_across(
             start = end
     if stop is None or start < stop:
         yield from read(start, stop)
+
+
+def check_files(archives: list[Archive], beside: Path | None, first: int) -> None:
+    """See to it that the archives of records from `first` on are there, before these are deleted: they would be the only ones.
+
+    Raises:
+        JournalError: one isn't, or can't be read, or isn't what was written.
+    """
+    for archive in archives:
+        if archive.stop <= first:
+            continue
+        path = find_file(archive, beside)
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise JournalError(f"{path} can't be read: {error.strerror}; check its permissions") from error
+        if found != archive.checksum:
+            raise JournalError(
+                f"{path} isn't what was written as the archive of records {archive.start} to {archive.stop - 1}, which are here as well: "
+                "they stay; put the right file in its place"
+            )
 
 
 def _check_is_it(archive: Archive, path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from refold.journal.archives import Archive
+from refold.journal.archives import Archive, check_files
 from refold.journal.errors import JournalError
 from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, size_of
 from refold.journal.snapshots import Snapshot
@@ -200,6 +200,9 @@ class SqlStore(SqlReader):
         with self._owning(stream, _BYTES_PER_DELETED * limit) as (connection, stream_id):
             # Where the stored head lags behind the records, nothing may go that the head is known by.
             _save_head(connection, stream, stream_id, self._opened[stream].head)
+            first = sql_snapshots.first_position(connection, stream_id)
+            if first is not None:
+                check_files(self.archives(stream), self._database.folder, first)
             return sql_snapshots.drop_archived(connection, stream_id, limit)
 
     def compact(self, stream: str = DEFAULT_STREAM) -> None:

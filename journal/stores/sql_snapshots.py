@@ -62,10 +62,15 @@ def add_archive(connection: sa.Connection, stream_id: int, archive: Archive) -> 
     connection.execute(sa.insert(journal_archives).values(stream_id=stream_id, **archive._asdict()))
 
 
+def first_position(connection: sa.Connection, stream_id: int) -> int | None:
+    """Of the oldest record that is in the table; None if none is."""
+    return connection.execute(sa.select(sa.func.min(_R.position)).where(_R.stream_id == stream_id)).scalar()
+
+
 def drop_archived(connection: sa.Connection, stream_id: int, limit: int) -> int:
     """Delete the oldest records before the border; how many."""
     border = connection.execute(sa.select(sa.func.max(_A.stop)).where(_A.stream_id == stream_id)).scalar()
-    first = connection.execute(sa.select(sa.func.min(_R.position)).where(_R.stream_id == stream_id)).scalar()
+    first = first_position(connection, stream_id)
     if border is None or first is None or first >= border:
         return 0
     stop = min(first + limit, border)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from refold.engine.cli.stat import in_bytes
+from refold.engine.engine import Engine
 from refold.engine.folding import fold_version
 from refold.engine.history.statistics import NS_PER_S, statistics
 from refold.journal import copying
+from refold.journal.archive_file import write_archive
 from refold.journal.record import head_after
 from refold.journal.stores import open_reader, open_store
 from refold.journal.testing import make_records
@@ -295,3 +297,25 @@ def test_a_redacted_journal_is_archived_as_it_is(journal: Path, tmp_path: Path) 
         assert refold("archive", "--until", stop, "--to", tmp_path / "archive", journal).exit_code == 0
     assert list(open_reader(str(journal)).read()) == records
     assert refold("verify", journal).exit_code == 0
+
+
+@pytest.mark.parametrize("loss", ["gone", "changed"])
+def test_compact_deletes_nothing_that_no_archive_has(tmp_path: Path, loss: str) -> None:
+    """An archiver was killed between the border and the deletion, and then its file was lost."""
+    for url in (str(tmp_path / "j.db"), f"{tmp_path}/j/"):
+        with Engine("simulated", url, snapshot_every_records=8).open() as engine:
+            engine.run(["one", "two"])
+        store = open_store(url)
+        store.open_replica()  # type: ignore[attr-defined]
+        records = list(store.read())
+        file = tmp_path / f"archive-{url.endswith('/')}"
+        store.add_archive("main", write_archive(file, "main", iter(records[:20])))  # type: ignore[attr-defined]
+        store.close()
+        there = file.read_bytes()
+        file.write_bytes(there[:-1] + b"x") if loss == "changed" else file.unlink()
+        told = refold("compact", url)
+        assert told.exit_code == 3
+        assert ("isn't there" if loss == "gone" else "isn't what was written") in told.stderr
+        file.write_bytes(there)
+        assert refold("compact", url).exit_code == 0
+        assert list(open_reader(url).read()) == records

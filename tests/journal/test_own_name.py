@@ -105,6 +105,10 @@ def test_a_stream_under_another_name_is_noticed_by_the_engine_that_would_begin_i
     with pytest.raises(JournalCorrupt, match="the records of stream 'mian' were written to it") as refused:
         run(journal, "main", "late")
     assert refused.value.kind == "renamed"
+    with pytest.raises(JournalCorrupt, match="was written to stream 'main', and is kept as one of 'mian'"):
+        verified(journal, "mian")
+    told = refold("verify", journal)
+    assert (told.exit_code, "renamed at record 0 of stream 'mian'" in told.stderr) == (3, True)
     rename(journal, {"mian": "main"})
     run(journal, "main", "late")
     verified(journal, "main")

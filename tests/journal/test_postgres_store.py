@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refold import migrations
-from refold.journal.archives import Archive
+from refold.journal.archive_file import write_archive
 from refold.journal.errors import (
     Fenced,
     JournalCorrupt,
@@ -239,11 +239,10 @@ class TestOtherTransactions:
             store.append("main", make_records(head, 1))
         assert [record.position for record in store.read()] == [0, 1]
 
-    def test_a_stream_of_which_all_was_archived_keeps_its_head_and_goes_on(self, store):
+    def test_a_stream_of_which_all_was_archived_keeps_its_head_and_goes_on(self, store, tmp_path):
         store.open_stream()
         head = grow(store, 5)
-        archive = Archive(start=0, stop=5, engine_epoch=1, hash=head.hash, path="x", num_bytes=1, checksum=b"")
-        store.add_archive("main", archive)
+        store.add_archive("main", write_archive(tmp_path / "archive", "main", store.read()))
         assert store.drop_archived("main", 100) == 5
         assert store.head() == head
         head = store.append("main", make_records(head, 2))

@@ -160,7 +160,9 @@ def _stream_in(files: FileLayer, path: Path, name: str) -> str | None:
         return _named_by_folder(view, name)
     for segment in reversed(segments):  # each says it; one that was cut may not
         with contextlib.suppress(JournalCorrupt), view.opened(segment) as (_fd, header, _size):
-            return header.stream
+            if folder.stream_folder(path, header.stream) == view.folder:
+                return header.stream
+            break  # the folder was renamed, or is a copy: it's read by its own name, and told to be of another
     return _named_by_folder(view, name)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from refold.journal.archives import Archive
+from refold.journal.archives import Archive, check_files
 from refold.journal.errors import JournalError
 from refold.journal.record import Head, Record
 from refold.journal.snapshots import Snapshot
@@ -156,6 +156,9 @@ class SegmentStore(SegmentReader):
             archives = self.archives(stream)
             if not archives:
                 return 0
+            segments = self._view(stream).segments()
+            if segments and segments[0].first < archives[-1].stop:
+                check_files(archives, self._path.parent, segments[0].first)
             try:
                 return log.drop_archived(archives[-1].head, limit)
             except OSError:
