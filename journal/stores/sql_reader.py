@@ -92,9 +92,7 @@ class SqlReader:
         return dict(sorted(heads.items()))
 
     def streams(self) -> list[str]:
-        """The names of all streams."""
-        self._check_usable()
-        self._database.check_not_orphaned()
+        """The names of all streams that are there; `beside` tells of one whose row is gone."""
         return list(self.heads())
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:
