@@ -142,7 +142,7 @@ def require_stream(reader: "JournalReader", stream: str) -> None:
     from refold.engine.cli.failures import Complaint
     from refold.engine.history.plain import safe
 
-    if stream == DEFAULT_STREAM and reader.head(stream).position:
+    if stream.isprintable() and reader.head(stream).position:  # also where another one's row is gone
         return
     names = streams_of(reader)
     if stream not in names and (names or stream != DEFAULT_STREAM):

@@ -92,7 +92,9 @@ class SqlReader:
         return dict(sorted(heads.items()))
 
     def streams(self) -> list[str]:
-        """The names of all streams that are there; `beside` tells of one whose row is gone."""
+        """The names of all streams."""
+        self._check_usable()
+        self._database.check_not_orphaned()
         return list(self.heads())
 
     def snapshots(self, stream: str = DEFAULT_STREAM) -> list[SnapshotEntry]:

@@ -151,3 +151,6 @@ def test_records_that_have_lost_their_stream_are_noticed_beside_another_stream(
         assert result.exit_code == 3, (verb, result.stderr)
         assert "at positions 0 to 2, are there, and the row that names the stream is gone" in result.stderr, verb
     assert refold("copy", "--stream", "main", journal, tmp_path / "main.db").exit_code == 0
+    with postgres_server.connect(journal) as admin:
+        admin.execute("UPDATE journal_streams SET name = 'third' WHERE name = 'main'")
+    assert refold("copy", "--stream", "third", journal, tmp_path / "third.db").exit_code == 0
