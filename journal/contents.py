@@ -100,9 +100,11 @@ class Attestation:
 
     def _is_gone_soon(self, position: int) -> bool:
         """Whether a content has been redacted since it was read. A store may show the redaction a moment before it's through with it."""
-        for look in range(0 if self._read is None else _LOOKS_AT_ONE):
+        if self._read is None:
+            return False
+        for look in range(_LOOKS_AT_ONE):
             time.sleep(_PAUSE_S if look else 0.0)
-            if self._read is not None and self._is_gone(position, self._read):
+            if self._is_gone(position, self._read):
                 return True
         return False
 

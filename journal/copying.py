@@ -22,7 +22,7 @@ from refold.journal.record import EMPTY_HEAD, Head, Record, head_after, in_group
 from refold.journal.replicas import ReplicaStore
 from refold.journal.snapshots import SnapshotReader, SnapshotStore
 from refold.journal.store import Erased, JournalReader
-from refold.journal.verify import verified, verified_part
+from refold.journal.verify import attestation_of, verified, verified_part
 
 BATCH_RECORDS = 1024
 BATCH_BYTES = 4 << 20
@@ -124,7 +124,9 @@ def copy_on(
     head = start
     there = start._replace(engine_epoch=0)
     damage: list[JournalCorrupt] = []
-    records = _before_damage(verified_part(source, stream, there, goal.position, goal), damage)
+    # Also of what was copied before: a redaction of it isn't copied until the source is through with it.
+    contents = attestation_of(source, stream, looks_ahead=False)
+    records = _before_damage(verified_part(source, stream, there, goal.position, goal, contents=contents), damage)
     for batch in in_groups(records, BATCH_RECORDS, BATCH_BYTES):
         head = append_copied(source, target, stream, batch, on_erased)
         on_records(len(batch))

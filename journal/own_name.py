@@ -28,10 +28,10 @@ def check_name(events: Sequence[Event], position: int, stream: str) -> None:
     Raises:
         JournalCorrupt: it was; kind `renamed`.
     """
-    opened = events[0] if events else None
-    if type(opened) is EngineOpened and opened.stream not in {"", stream}:
+    told = _name_in(events)
+    if told not in {"", stream}:
         raise JournalCorrupt(
-            f"record {position} was written to stream {opened.stream!a}, and is kept as one of {stream!a} (renamed): names were changed "
+            f"record {position} was written to stream {told!a}, and is kept as one of {stream!a} (renamed): names were changed "
             "or swapped, or a backup was put back under another one; give each stream the name that its records tell",
             position=position,
             kind="renamed",
@@ -71,10 +71,14 @@ def check_not_renamed(reader: JournalReader, stream: str) -> None:
 def _began_as(reader: JournalReader, stream: str) -> str:
     """The name in its first record; empty if there's none."""
     try:
-        events = _first_events(reader, stream)
+        return _name_in(_first_events(reader, stream))
     except JournalError:
         return ""
-    return next((event.stream for event in events if isinstance(event, EngineOpened)), "")
+
+
+def _name_in(events: Sequence[Event]) -> str:
+    opened = events[0] if events else None
+    return opened.stream if type(opened) is EngineOpened else ""
 
 
 def _first_events(reader: JournalReader, stream: str) -> Sequence[Event]:

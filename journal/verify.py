@@ -124,6 +124,7 @@ def verified_part(
     expect: Head | None = None,
     *,
     is_whole: bool = False,
+    contents: Attestation | None = None,
 ) -> Iterator[Record]:
     """Records of a journal from `start_head` on, before position `stop`, each after it was checked as by `verified`.
 
@@ -133,9 +134,7 @@ def verified_part(
         JournalCorrupt: names the journal, the first bad position and the kind.
     """
     chain = Chain(start_head, expect)
-    chain.contents = Attestation(
-        start_head.position, lambda begin, end: reader.read(stream, begin, end), looks_ahead=False
-    )
+    chain.contents = contents or attestation_of(reader, stream, start_head.position, looks_ahead=False)
     with naming(reader):
         yield from chain.follow(reader.read(stream, start_head.position, stop))
         _check_reached(chain.head, expect)
@@ -143,9 +142,9 @@ def verified_part(
             chain.settle()
 
 
-def attestation_of(reader: JournalReader, stream: str) -> Attestation:
-    """For a stream that is read from its first record on, and can be read again."""
-    return Attestation(0, lambda start, stop: reader.read(stream, start, stop))
+def attestation_of(reader: JournalReader, stream: str, start: int = 0, *, looks_ahead: bool = True) -> Attestation:
+    """For a stream that is read from position `start` on, and can be read again."""
+    return Attestation(start, lambda begin, end: reader.read(stream, begin, end), looks_ahead=looks_ahead)
 
 
 def read_verified(

@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 from refold.engine.history.replay import unheard
 from refold.journal.archives import border_of
-from refold.journal.contents import Attestation
 from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.naming import naming
 from refold.journal.own_name import check_own_name
 from refold.journal.record import Head
 from refold.journal.store import JournalReader
-from refold.journal.verify import Chain, Inspected
+from refold.journal.verify import Chain, Inspected, attestation_of
 
 
 def check_kept(reader: JournalReader, stream: str, on_record: Callable[[], object] = unheard) -> tuple[Head, Head]:
@@ -30,7 +29,7 @@ def check_kept(reader: JournalReader, stream: str, on_record: Callable[[], objec
             reader.inspect()
         start = border_of(reader, stream)
         chain = Chain(start, reader.head(stream))
-        chain.contents = Attestation(start.position, lambda begin, end: reader.read(stream, begin, end))
+        chain.contents = attestation_of(reader, stream, start.position)
         for _ in chain.follow(reader.read(stream, start.position)):
             on_record()
         chain.settle()

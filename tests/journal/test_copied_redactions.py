@@ -111,6 +111,35 @@ def test_a_redaction_on_its_way_with_the_records_that_it_is_about_is_kept(origin
         assert list(store.read()) == after
 
 
+def test_a_redaction_that_the_original_is_not_through_with_is_waited_for(original, target):
+    assert refold("copy", original, target).exit_code == 0
+    before = records(original)
+    redact_at_rest(original, "gone")
+
+    class Late:
+        """The original, which shows the redaction, and for three more looks what it is about to erase."""
+
+        num_looks = 0
+
+        def __init__(self, reader):
+            self.reader, self.place = reader, original
+
+        def head(self, stream="main"):
+            return self.reader.head(stream)
+
+        def read(self, stream="main", start=0, stop=None):
+            if stop == start + 1 and 0 < start < len(before) - 1:
+                self.num_looks += 1
+                if self.num_looks <= 3:
+                    return iter(before[start:stop])
+            return self.reader.read(stream, start, stop)
+
+    with contextlib.closing(open_store(target)) as store, contextlib.closing(open_reader(original)) as reader:
+        copied = copy_stream(Late(reader), store, "main")
+        verify_copy(store, "main", copied.head)
+    assert records(target) == records(original)
+
+
 def test_a_copy_that_has_the_redaction_already_is_left_as_it_is(original, target):
     redact_at_rest(original, "gone")
     for _ in range(2):
