@@ -170,6 +170,7 @@ def test_a_writer_makes_all_the_room_there_will_be_need_of_while_nobody_waits(
     head = store.open_stream()
     writer = JournalWriter(store, "main", head)
     eventually(lambda: wal.stat().st_size > WAL_BOUND_BYTES)
+    assert not store.add_room(), "waits for the piece under way, the last one"
     length = wal.stat().st_size
     for _ in range(300):
         writer.append([RequestAborted(handle=1, cause="x" * 6_000)], 1)
