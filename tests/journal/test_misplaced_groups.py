@@ -285,3 +285,43 @@ def test_the_file_of_another_journal_is_told_where_its_groups_lie_across_the_ack
     position, kind = damage(tmp_path / "a")
     assert kind == "edited"
     assert 0 < position <= END
+
+
+def of_epoch(group: Group, epoch: int) -> Group:
+    """The same group, saying another engine epoch; its checksum agrees."""
+    return pack_group_header(header_of(group)._replace(engine_epoch=epoch)) + group[GROUP_HEADER_BYTES:]
+
+
+@pytest.mark.parametrize("number", range(len(GROUPS)))
+@pytest.mark.parametrize("epoch", [0, 2, 1 << 40])
+def test_a_group_that_says_another_engine_epoch_than_its_records_is_edited(
+    journal: Path, number: int, epoch: int
+) -> None:
+    groups = groups_of(segment(journal))
+    groups[number] = of_epoch(groups[number], epoch)
+    put(segment(journal), groups)
+    position, kind = damage(journal)
+    assert (kind, position) == ("edited", STARTS[number + 1] - 1)
+
+
+def test_an_engine_epoch_that_begins_with_another_number_is_told_where_that_shows(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write(root, (2, 1), lives=2)
+    data = segment(root).read_bytes()
+    begun = pack_group(3, 2, ())
+    assert data.count(begun) == 1
+    segment(root).write_bytes(data.replace(begun, pack_group(3, 7, ())))
+    assert damage(root) == (3, "edited")
+
+
+def test_the_last_engine_epoch_is_known_by_the_mark_too(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    write(root, (2, 1))
+    write_nothing = SegmentStore(root, files=UnsyncedFiles())
+    write_nothing.open_stream()
+    write_nothing.close()
+    data = segment(root).read_bytes()
+    begun = pack_group(3, 2, ())
+    assert data.count(begun) == 1
+    segment(root).write_bytes(data.replace(begun, pack_group(3, 7, ())))
+    assert damage(root) == (2, "edited")

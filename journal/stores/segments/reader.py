@@ -13,7 +13,8 @@ from refold.journal.store import DEFAULT_STREAM
 from refold.journal.stores.segments import folder
 from refold.journal.stores.segments.files import OS_FILES, FileLayer, damaged, explain
 from refold.journal.stores.segments.gaps import check_gaps
-from refold.journal.stores.segments.marks import MarkLost
+from refold.journal.stores.segments.marked import check_marked
+from refold.journal.stores.segments.marks import Mark, MarkLost
 from refold.journal.stores.segments.mending import check_indexes
 from refold.journal.stores.segments.shortage import shortage
 from refold.journal.stores.segments.snapshot_files import (
@@ -23,6 +24,8 @@ from refold.journal.stores.segments.snapshot_files import (
     snapshot_position,
     unpack_snapshot,
 )
+from refold.journal.stores.segments.stream_files import End
+from refold.journal.stores.segments.tail import Tail
 from refold.journal.stores.segments.unmarked import lost_end
 from refold.journal.stores.segments.view import StreamView
 
@@ -92,9 +95,11 @@ class SegmentReader:
         """
         view = self._view(stream)
         try:
-            view.mark()
+            mark = view.mark()
         except MarkLost as lost:
             raise lost_end(view, lost) from lost
+        if mark is not None:
+            _check_marked(view, mark)
         end = view.end()
         if end is not None and end.damage is not None:
             first = view.first_damage(end.damage)
@@ -134,6 +139,15 @@ class SegmentReader:
     def _check_usable(self) -> None:
         if self._closed:
             raise JournalError(f"the journal {self._path} is closed: open it again")
+
+
+def _check_marked(view: StreamView, mark: Mark) -> None:
+    """See to it that the mark tells what its group does. An engine may be at work: one that has moved the mark meanwhile is right."""
+    try:
+        check_marked(view, End(mark.segment, Tail(mark.group, mark.end, mark.head, 0)))
+    except JournalError:
+        if view.mark() == mark:
+            raise
 
 
 def stream_names(files: FileLayer, path: Path) -> list[str]:

@@ -7,15 +7,14 @@ from pathlib import Path
 from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.stores.no_file import NoFile, check_is_file
 from refold.journal.stores.segments import erasing
-from refold.journal.stores.segments.files import UPDATE, FileLayer, damaged, explain, write_all
-from refold.journal.stores.segments.folder import SegmentName, leftovers
-from refold.journal.stores.segments.frames import GROUP_HEADER_BYTES, is_whole, unpack_group
+from refold.journal.stores.segments.files import UPDATE, FileLayer, explain, write_all
+from refold.journal.stores.segments.folder import leftovers
 from refold.journal.stores.segments.gaps import check_gaps
+from refold.journal.stores.segments.marked import check_marked
 from refold.journal.stores.segments.marks import Mark, MarkLost
-from refold.journal.stores.segments.scan import FileBytes
 from refold.journal.stores.segments.shortage import shortage
 from refold.journal.stores.segments.stream_files import End
-from refold.journal.stores.segments.tail import Tail, head_behind
+from refold.journal.stores.segments.tail import Tail
 from refold.journal.stores.segments.unmarked import lost_end
 from refold.journal.stores.segments.view import StreamView
 
@@ -35,7 +34,7 @@ def can_be_read_first(files: FileLayer, root: Path, stream: str) -> bool:
         if mark is None:
             return True
         with _telling_the_first(view):
-            end = view.beyond(_checked(files, view, mark))
+            end = view.beyond(_checked(view, mark))
             check_gaps(view, end.segment)
         return not erasing.is_unfinished(view, end)
     except OSError as error:
@@ -62,7 +61,7 @@ def settle(files: FileLayer, view: StreamView, mark: Mark) -> End:
         JournalCorrupt: it's damaged, or a segment is missing.
     """
     with _telling_the_first(view):
-        marked = _checked(files, view, mark)
+        marked = _checked(view, mark)
         end = view.beyond(marked)
         check_gaps(view, end.segment)
     _remove_leftovers(files, view.folder)
@@ -96,39 +95,13 @@ def _remove_leftovers(files: FileLayer, folder: Path) -> None:
         files.unlink(folder / leftover)
 
 
-def _checked(files: FileLayer, view: StreamView, mark: Mark) -> End:
+def _checked(view: StreamView, mark: Mark) -> End:
     """Where the mark is, if the files reach it and agree with it."""
     marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
     if (short := shortage(view, marked)) is not None:
         raise short
-    _check_marked(files, view, marked)
+    check_marked(view, marked)
     return marked
-
-
-def _check_marked(files: FileLayer, view: StreamView, marked: End) -> None:
-    """The mark and the last acknowledged group tell the same story."""
-    name = SegmentName(marked.segment, sealed=False)
-    if name not in view.segments():
-        return
-    with view.opened(name) as (fd, header, size):
-        bare = marked.tail.group == marked.tail.end == header.size and marked.head.position == header.head.position
-        agrees = size >= header.size if bare else _agrees(FileBytes(files, fd, min(size, marked.tail.end)), marked.tail)
-    if agrees:
-        return
-    raise damaged(
-        view.folder, max(marked.head.position - 1, 0), "edited", "is not the one that the acknowledged end names"
-    )
-
-
-def _agrees(source: FileBytes, marked: Tail) -> bool:
-    group = unpack_group(source.get(marked.group, GROUP_HEADER_BYTES), 0, marked.group)
-    if group is None or group.end != marked.end:
-        return False
-    body = source.get(group.payload_start, group.end - group.payload_start)
-    if not is_whole(group, body):
-        return False
-    head = head_behind(group, body, marked.head)
-    return head == marked.head
 
 
 def _write_again(files: FileLayer, path: Path, first: int, marked: End, end: End) -> None:

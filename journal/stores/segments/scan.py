@@ -117,6 +117,22 @@ def whole_among(source: Bytes, offset: int) -> Iterator[tuple[Group, bytes]]:
             begin += 1
 
 
+def checked_epoch(group: Group, of_last: int, before: int, path: Path) -> int:
+    """The engine epoch that a whole group says, behind one that says `before`; its last record, if it has any, says `of_last`.
+
+    Raises:
+        JournalCorrupt: they disagree, though the records and all checksums are sound.
+    """
+    epoch = group.engine_epoch
+    if group.num_records and of_last != epoch:
+        what = f"is of engine epoch {of_last}, and its group says {epoch}: the group's header was changed"
+        raise damaged(path, group.stop - 1, "edited", what)
+    if epoch < before:
+        what = f"lies in a group of engine epoch {epoch}, behind one that says {before}: a group's header was changed"
+        raise damaged(path, group.position, "edited", what)
+    return epoch
+
+
 def records_before_damage(group: Group, body: bytes, previous: Head | None, path: Path) -> Iterator[Record]:
     """Of a group that isn't whole, the records before the damage, if `previous` is known and they follow from it.
 

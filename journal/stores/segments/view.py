@@ -19,7 +19,7 @@ from refold.journal.stores.segments.frames import Group, is_whole, unpack_record
 from refold.journal.stores.segments.gaps import not_there
 from refold.journal.stores.segments.marks import MARK_NAME, Mark, MarkLost, read_mark
 from refold.journal.stores.segments.misplaced import what_became
-from refold.journal.stores.segments.scan import FileBytes, Place, records_before_damage, walk
+from refold.journal.stores.segments.scan import FileBytes, Place, checked_epoch, records_before_damage, walk
 from refold.journal.stores.segments.sealed import SealedSegment, read_header
 from refold.journal.stores.segments.shortage import cut_off, lost
 from refold.journal.stores.segments.stream_files import End, StreamFiles
@@ -161,7 +161,7 @@ class StreamView(StreamFiles):
             raise lost(self, end)
         if start < segments[0].first:
             raise self._not_there(start, segments[0].first)
-        position, is_cut = start, segments[-1].first != end.segment
+        position, is_cut, epoch, of_last = start, segments[-1].first != end.segment, 0, 0
         try:
             for number, name in enumerate(segments):
                 following = segments[number + 1] if number + 1 < len(segments) else None
@@ -171,9 +171,10 @@ class StreamView(StreamFiles):
                     for group, body in groups:
                         whole = is_whole(group, body)
                         for record in unpack_records(group, body) if whole else self._partly(name, group, body, end):
-                            position = record.position + 1
+                            position, of_last = record.position + 1, record.engine_epoch
                             if record.position >= start:
                                 yield record
+                        epoch = checked_epoch(group, of_last, epoch, self.folder / name.file_name)
                 if following is not None and position != following.first:
                     raise self._next_is(following.first, position)
         except Misplaced as found:
