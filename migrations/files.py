@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from refold.journal.errors import JournalOwned
+from refold.journal.errors import JournalError, JournalOwned
 from refold.journal.stores import sqlite_engine
 from refold.journal.stores.ownership import owner_of
 from refold.journal.stores.sqlite_file import APPLICATION_ID, TABLE_VERSION, look_at, schema_is_current
@@ -29,7 +29,9 @@ def upgrade_file(path: Path) -> bool:
     _settle_marks(path)
     with writing(path) as connection:
         _upgrade(connection, path)
-    assert schema_is_current(path), "a migrated file is current"
+    if not schema_is_current(path):
+        assert look_at(path).kind == "absent", "a migrated file is current"
+        raise JournalError(f"{path} was taken away while its tables were made: see who removes it, then try again")
     return True
 
 

@@ -147,6 +147,20 @@ def test_a_migration_that_fails_half_way_leaves_no_trace(path, monkeypatch):
     assert migrations.upgrade(str(path))
 
 
+def test_a_file_that_is_taken_away_meanwhile_is_an_error_and_the_next_try_makes_it(path, monkeypatch):
+    make = at_once.make
+
+    def make_and_lose(connection):
+        make(connection)
+        path.unlink()
+
+    monkeypatch.setattr(at_once, "make", make_and_lose)
+    with pytest.raises(JournalError, match="try again"):
+        migrations.ensure(str(path))
+    monkeypatch.undo()
+    assert migrations.ensure(str(path))
+
+
 def test_a_foreign_file_is_refused_before_it_is_touched(path):
     foreign = sqlite3.connect(path)
     foreign.execute("CREATE TABLE refold_schema (version_num)")
