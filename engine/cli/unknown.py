@@ -12,6 +12,7 @@ from refold.journal.ends import EndInDoubt, check_end
 from refold.journal.errors import JournalError
 from refold.journal.events import RequestSubmitted
 from refold.journal.store import DEFAULT_STREAM
+from refold.journal.verify import verified_part
 
 
 def unknown_request(request_id: str, similar: Sequence[str], journal: str, stream: str | None = None) -> Complaint:
@@ -39,14 +40,15 @@ def _lost_end(journal: str, stream: str | None) -> tuple[EndInDoubt, str] | None
 
 
 def names_in(journal: str, stream: str = DEFAULT_STREAM) -> Names:
-    """The ids of all requests of a stream. Reads the journal; for an error, where nobody waits for speed.
+    """The ids of all requests of a stream. Reads and checks the journal; for an error, where nobody waits for speed.
 
     Raises:
-        JournalError: it can't be read.
+        JournalError: it can't be read, or isn't what was written: then nobody knows which it had.
     """
     names = Names()
     with reading(journal, stream) as reader:
-        for event in events_among(reader.read(stream), (RequestSubmitted,)):
+        records = verified_part(reader, stream, expect=reader.head(stream))
+        for event in events_among(records, (RequestSubmitted,)):
             if isinstance(event, RequestSubmitted):
                 names.observe(event)
     return names

@@ -149,6 +149,19 @@ def test_a_request_to_redact_that_is_not_there_is_not_found_and_others_are_named
     assert result.stderr.startswith("refold: no request 'req-11' in this journal\n  hint: it has 'req-1', ")
 
 
+@pytest.mark.parametrize("gone", ["position >= 1", "position = 6"])
+def test_of_a_journal_with_records_gone_nobody_says_which_requests_it_had(journal, gone):
+    import sqlite3
+
+    with sqlite3.connect(journal) as connection:
+        connection.execute(f"DELETE FROM journal_records WHERE {gone}")
+    connection.close()
+    result = refold("redact", journal, "nobody")
+    assert result.exit_code == 3
+    assert "no request" not in result.stderr
+    assert_one_line_and_a_hint(result.stderr)
+
+
 def test_an_erased_record_that_nobody_attests_is_named(journal):
     import sqlite3
 
