@@ -210,17 +210,20 @@ class Trail:
     """Records on their way to the disk, each with the client that waits for it. Used by the engine's thread only.
 
     Records that have arrived are delivered, then their clients get their replies. Not `synced`, a record counts as arrived at once.
+
+    Attributes:
+        is_synced: whether anybody waits for the disk.
     """
 
     def __init__(self, delivery: Delivery, *, is_synced: bool) -> None:
         self._delivery = delivery
-        self._is_synced = is_synced
+        self.is_synced = is_synced
         self._records: deque[_Record] = deque()
 
     def add(self, position: int, events: list[Event], ask: Ask | None) -> None:
         """A record was queued for the disk."""
         self._records.append(_Record(position, events, ask))
-        if not self._is_synced:
+        if not self.is_synced:
             self.became_durable(position + 1)
 
     def became_durable(self, position: int) -> None:

@@ -76,7 +76,8 @@ class Turns:
         if not events:
             return None
         contents = None if ask is None else ask.contents()
-        in_haste = any(map(is_awaited, events)) if ask is None or ask.is_patient else True
+        is_patient = ask is None or ask.is_patient
+        in_haste = not is_patient or (self._trail.is_synced and any(map(is_awaited, events)))
         position = self.writer.append(events, time.time_ns(), contents, is_awaited=in_haste)
         try:
             fold_all(self._state, events)

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from refold.engine.engine import Delta
 from refold.journal.codec import encode
 from refold.journal.events import OutputDelivered, RequestAborted, StateDigest
 from refold.journal.record import head_after, seal
-from refold.journal.stores import open_store
+from refold.journal.stores import open_reader, open_store
 from refold.journal.stores.memory import MemoryJournal, MemoryStore
 from refold.migrations import ensure
 from tests.kit.engines import MODEL, collect, durable_outputs, eventually, joined, lawful_events, must_produce
@@ -239,6 +239,23 @@ def test_buffered_delivers_before_the_disk_has_it() -> None:
         assert done.token_ids == joined(seen) == must_produce([1], SAMPLING)
         assert engine.stats().durable_position <= 2
         store.gate.set()
+
+
+def test_buffered_hurries_no_disk_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit at the moment of a delivery would take the processor from it."""
+    monkeypatch.setattr("refold.journal.writer.MAX_PATIENCE_S", 60.0)
+    journal = str(tmp_path / "journal.db")
+
+    def known_of(request_id: str) -> list[int]:
+        with closing(open_reader(journal)) as reader:
+            known = durable_outputs(reader).by_id
+        return known[request_id].token_ids if request_id in known else []
+
+    with Engine(MODEL, journal, durability="buffered") as engine:
+        (done,) = engine.run([[1]], SAMPLING)
+        assert done.token_ids == must_produce([1], SAMPLING)
+        assert known_of(done.request_id) == []
+    assert known_of(done.request_id) == done.token_ids, "closing waits"
 
 
 def test_two_engines_on_one_journal_are_one_too_many(tmp_path: Path) -> None:
