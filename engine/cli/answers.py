@@ -10,8 +10,9 @@ import click
 
 from refold.engine.audit.ask import Answer, Questions, is_unasked, questions
 from refold.engine.audit.place import Place, catch_up, place_of, writable_place
-from refold.engine.cli.console import absent, in_code, is_told, named, note, painter, require_journal, write, write_json
+from refold.engine.cli.console import absent, require_journal
 from refold.engine.cli.failures import UNREADABLE, Complaint
+from refold.engine.cli.output import in_code, is_told, named, note, painter, write, write_json
 from refold.engine.cli.progress import Bar
 from refold.engine.cli.typed import typed
 from refold.engine.history.plain import safe

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb
 from refold.engine.cli.failures import Complaint
+from refold.engine.cli.output import write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.journal.errors import Rejected

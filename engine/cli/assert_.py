@@ -2,8 +2,9 @@
 
 import click
 
-from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.output import write, write_json
 from refold.engine.cli.predicates_in import predicate_options, predicates
 from refold.engine.cli.progress import bar
 from refold.engine.cli.typed import of_stream, typed

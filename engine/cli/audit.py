@@ -10,19 +10,10 @@ import click
 from refold.engine.audit.ask import Answer, Questions
 from refold.engine.cli.answers import answer_options, asking, caught_up, show, there_is_one
 from refold.engine.cli.app import debug_option
-from refold.engine.cli.console import (
-    journal_argument,
-    json_option,
-    named,
-    note,
-    reading,
-    require_journal,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, require_journal, verb
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damaged, unwritable
 from refold.engine.cli.followed import Followed
+from refold.engine.cli.output import named, note, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.cli.unknown import unknown_request

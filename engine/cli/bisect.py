@@ -4,18 +4,9 @@ import sys
 
 import click
 
-from refold.engine.cli.console import (
-    clock,
-    journal_argument,
-    json_option,
-    painter,
-    reading,
-    stream_option,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
+from refold.engine.cli.output import clock, painter, write, write_json
 from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.predicates_in import predicate_options, predicates
 from refold.engine.cli.progress import bar

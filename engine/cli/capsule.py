@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import named, reading, stream_option, verb, write, write_json
+from refold.engine.cli.console import reading, stream_option, verb
 from refold.engine.cli.failures import UNREADABLE, USAGE, Complaint, unwritable
+from refold.engine.cli.output import named, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.history.capsule import CapsuleRecord, new_note, read_capsule, write_capsule
 from refold.engine.history.plain import count, is_unicode, safe

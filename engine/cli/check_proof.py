@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import json_option, verb, write, write_json
+from refold.engine.cli.console import json_option, verb
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
+from refold.engine.cli.output import write, write_json
 
 EXAMPLES = """Examples:
   refold check-proof proof.json --head run.head

@@ -1,6 +1,7 @@
 """`refold compact`: give room back."""
 
-from refold.engine.cli.console import journal_argument, json_option, reading, verb, write, write_json
+from refold.engine.cli.console import journal_argument, json_option, reading, verb
+from refold.engine.cli.output import write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.stat import in_bytes
 from refold.engine.history.plain import count

@@ -9,7 +9,6 @@ import click
 from refold.engine.cli.console import (
     a_name,
     json_option,
-    note,
     reading,
     remembered,
     require_stream,
@@ -17,11 +16,10 @@ from refold.engine.cli.console import (
     tell_beside,
     tell_doubt,
     verb,
-    write,
-    write_json,
 )
 from refold.engine.cli.failures import Complaint
 from refold.engine.cli.followed import Followed
+from refold.engine.cli.output import note, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.unfinished import UnderWay, telling_what_is_there
 from refold.engine.history.plain import count, safe

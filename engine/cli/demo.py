@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from refold.engine.cli.console import json_option, note, verb, write_json
+from refold.engine.cli.console import json_option, verb
 from refold.engine.cli.demo_prompts import CONVERSATIONS
 from refold.engine.cli.demo_serving import Order, OrderedRequest, ReceiptBook, read_receipts, receipt_of
 from refold.engine.cli.failures import BUG, NOT_SO, UNREADABLE, USAGE, Complaint
+from refold.engine.cli.output import note, write_json
 from refold.engine.history.plain import count
 from refold.engine.history.receipts import Receipt
 

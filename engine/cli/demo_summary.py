@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from refold.engine.cli.console import rich_console
+from refold.engine.cli.output import rich_console
 from refold.engine.history.plain import count, safe, safe_text
 from refold.engine.history.receipts import Receipt, settle
 from refold.engine.history.verify import Verdict, format_head, verify_journal

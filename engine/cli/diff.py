@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import a_name, named, note, painter, reading, stream_option, verb, write, write_json
+from refold.engine.cli.console import a_name, reading, stream_option, verb
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint
+from refold.engine.cli.output import named, note, painter, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.compare import Compared, Parting, compare

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from refold.engine.cli.console import note, reading
+from refold.engine.cli.console import reading
+from refold.engine.cli.output import note
 from refold.engine.history.plain import safe
 from refold.engine.messages import CLOSED
 from refold.engine.submissions import choice_id

@@ -3,8 +3,8 @@
 import sys
 from typing import Any
 
-from refold.engine.cli.console import named, painter, write
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.output import named, painter, write
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count, safe
 from refold.engine.history.reexecution import Difference, OtherEnvironment, Reexecuted

@@ -7,8 +7,8 @@ ever, and a replica would fall behind in silence, while an engine writes to anot
 import contextlib
 from collections.abc import Iterator
 
-from refold.engine.cli.console import named
 from refold.engine.cli.failures import UNREADABLE, Complaint
+from refold.engine.cli.output import named
 from refold.journal.errors import JournalError
 from refold.journal.stores.location import locate
 

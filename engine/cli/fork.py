@@ -7,18 +7,9 @@ from typing import Any
 import click
 import msgspec
 
-from refold.engine.cli.console import (
-    duration,
-    journal_argument,
-    json_option,
-    reading,
-    rich_console,
-    stream_option,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb
 from refold.engine.cli.failures import USAGE, Complaint
+from refold.engine.cli.output import duration, rich_console, write, write_json
 from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.progress import bar
 from refold.engine.history.figures import Figures

@@ -7,20 +7,10 @@ from collections.abc import Callable, Iterator
 import click
 import msgspec
 
-from refold.engine.cli.console import (
-    clock,
-    journal_argument,
-    json_option,
-    note,
-    painter,
-    reading,
-    stream_option,
-    tell_if_cut,
-    verb,
-    write,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, tell_if_cut, verb
 from refold.engine.cli.failures import Complaint, damaged
 from refold.engine.cli.followed import Followed
+from refold.engine.cli.output import clock, note, painter, write
 from refold.engine.cli.positions import POSITION
 from refold.engine.cli.times import TIME
 from refold.engine.cli.unknown import unknown_request

@@ -2,18 +2,9 @@
 
 import click
 
-from refold.engine.cli.console import (
-    journal_argument,
-    json_option,
-    named,
-    reading,
-    require_journal,
-    streams_of,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, require_journal, streams_of, verb
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.output import named, write, write_json
 from refold.engine.cli.typed import typed
 
 EXAMPLES = """Examples:

@@ -4,8 +4,8 @@ from typing import Any, Literal, NamedTuple
 
 import click
 
-from refold.engine.cli.console import clock
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.output import clock
 from refold.engine.cli.times import parse_time
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.timeline import Timeline

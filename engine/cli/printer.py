@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from refold.engine.cli.console import is_one_place, note, painter, write, write_json
 from refold.engine.cli.failures import NOT_SO
+from refold.engine.cli.output import is_one_place, note, painter, write, write_json
 from refold.engine.history.plain import count, safe, safe_text
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from refold.engine.cli.console import colour_on
+from refold.engine.cli.output import colour_on
 
 if TYPE_CHECKING:
     from rich.progress import Progress

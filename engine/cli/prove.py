@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import reading, remembered, verb, write
+from refold.engine.cli.console import reading, remembered, verb
 from refold.engine.cli.failures import NOT_SO, Complaint
+from refold.engine.cli.output import write
 from refold.engine.cli.typed import of_stream, typed
 
 EXAMPLES = """Examples:

@@ -2,16 +2,9 @@
 
 import click
 
-from refold.engine.cli.console import (
-    journal_argument,
-    json_option,
-    require_journal,
-    stream_option,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, require_journal, stream_option, verb
 from refold.engine.cli.failures import Complaint
+from refold.engine.cli.output import write, write_json
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import listed, safe
 from refold.journal.store import DEFAULT_STREAM

@@ -2,7 +2,8 @@
 
 import click
 
-from refold.engine.cli.console import note, remembered, require_journal, stream_option, verb, write, write_json
+from refold.engine.cli.console import remembered, require_journal, stream_option, verb
+from refold.engine.cli.output import note, write, write_json
 from refold.engine.history.plain import count, safe
 
 EXAMPLES = """Examples:

@@ -4,17 +4,9 @@ import sys
 
 import click
 
-from refold.engine.cli.console import (
-    journal_argument,
-    json_option,
-    painter,
-    reading,
-    stream_option,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, verb
 from refold.engine.cli.failures import NOT_SO
+from refold.engine.cli.output import painter, write, write_json
 from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count

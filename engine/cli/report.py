@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import check_output, journal_argument, named, reading, stream_option, verb, write
+from refold.engine.cli.console import check_output, journal_argument, reading, stream_option, verb
 from refold.engine.cli.failures import unwritable
+from refold.engine.cli.output import named, write
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import replay

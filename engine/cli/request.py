@@ -7,21 +7,9 @@ from typing import Any
 import click
 import msgspec
 
-from refold.engine.cli.console import (
-    clock,
-    duration,
-    journal_argument,
-    json_option,
-    note,
-    painter,
-    reading,
-    stream_option,
-    tell_if_cut,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, tell_if_cut, verb
 from refold.engine.cli.failures import UNREADABLE, Complaint, damage_hint, damaged
+from refold.engine.cli.output import clock, duration, note, painter, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.life import Life, LifeStory

@@ -6,17 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from refold.engine.cli.console import (
-    DEFAULT_JOURNAL,
-    json_option,
-    named,
-    note,
-    reading,
-    remembered,
-    verb,
-)
+from refold.engine.cli.console import DEFAULT_JOURNAL, json_option, reading, remembered, verb
 from refold.engine.cli.failures import BUG, UNREADABLE, USAGE, Complaint, explain
 from refold.engine.cli.interrupts import in_words, let_finish, once_is_enough, terminable
+from refold.engine.cli.output import named, note
 from refold.engine.cli.run_notes import (
     nothing_to_do,
     report_recovery,

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from refold.engine.cli.console import named, note
 from refold.engine.cli.failures import Complaint
+from refold.engine.cli.output import named, note
 from refold.engine.cli.submission import is_memory
 from refold.engine.cli.typed import typed
 from refold.engine.history.plain import count, listed, safe

@@ -5,19 +5,9 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import (
-    clock,
-    journal_argument,
-    json_option,
-    reading,
-    rich_console,
-    stream_option,
-    tell_if_cut,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, tell_if_cut, verb
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, Complaint, damage_hint, damaged
+from refold.engine.cli.output import clock, rich_console, write, write_json
 from refold.engine.cli.places import PLACE, Place, position_of
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.plain import count, listed, safe

@@ -4,19 +4,9 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import (
-    finite,
-    journal_argument,
-    json_option,
-    named,
-    note,
-    reading,
-    stream_option,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import finite, journal_argument, json_option, reading, stream_option, verb
 from refold.engine.cli.failures import NOT_SO, USAGE, Complaint, unwritable
+from refold.engine.cli.output import named, note, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.typed import of_stream, typed
 from refold.engine.history.orders import orders_of

@@ -5,19 +5,8 @@ from typing import Any
 
 import click
 
-from refold.engine.cli.console import (
-    clock,
-    duration,
-    journal_argument,
-    json_option,
-    painter,
-    reading,
-    stream_option,
-    streams_of,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import journal_argument, json_option, reading, stream_option, streams_of, verb
+from refold.engine.cli.output import clock, duration, painter, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.history.plain import count, safe

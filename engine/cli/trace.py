@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from refold.engine.cli.console import check_output, journal_argument, named, note, reading, stream_option, verb
+from refold.engine.cli.console import check_output, journal_argument, reading, stream_option, verb
 from refold.engine.cli.failures import unwritable
+from refold.engine.cli.output import named, note
 from refold.engine.cli.progress import bar
 from refold.engine.history.plain import count, safe
 from refold.engine.history.replay import replay

@@ -7,8 +7,9 @@ damage. There a backup goes on from where the target ends; an end that is lost c
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from refold.engine.cli.console import in_code, named, note, streams_of, write_json
+from refold.engine.cli.console import streams_of
 from refold.engine.cli.failures import GOES_ON, Complaint, explain
+from refold.engine.cli.output import in_code, named, note, write_json
 from refold.engine.cli.typed import typed
 from refold.engine.history.plain import count, safe
 from refold.journal.ends import EndInDoubt

@@ -9,18 +9,15 @@ import click
 from refold.engine.cli.console import (
     journal_argument,
     json_option,
-    named,
     names_stream,
-    painter,
     reading,
     stream_option,
     streams_of,
     tell_doubt,
     verb,
-    write,
-    write_json,
 )
 from refold.engine.cli.failures import NOT_SO, UNREADABLE, USAGE, Complaint, damage_hint
+from refold.engine.cli.output import named, painter, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.quarantine import quarantine_line
 from refold.engine.cli.typed import of_stream, typed

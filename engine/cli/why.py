@@ -6,19 +6,8 @@ from typing import Literal
 import click
 import msgspec
 
-from refold.engine.cli.console import (
-    clock,
-    duration,
-    finite,
-    journal_argument,
-    json_option,
-    painter,
-    reading,
-    stream_option,
-    verb,
-    write,
-    write_json,
-)
+from refold.engine.cli.console import finite, journal_argument, json_option, reading, stream_option, verb
+from refold.engine.cli.output import clock, duration, painter, write, write_json
 from refold.engine.cli.progress import bar
 from refold.engine.cli.unknown import unknown_request
 from refold.engine.history.plain import safe

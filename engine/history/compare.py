@@ -24,7 +24,7 @@ from refold.journal.errors import JournalCorrupt, JournalError
 from refold.journal.events import Event, RequestSubmitted, SessionTurnEnded
 from refold.journal.record import Record
 from refold.journal.store import DEFAULT_STREAM, JournalReader
-from refold.journal.verify import verified_part
+from refold.journal.verify import Chain, attestation_of
 
 
 class Parting(NamedTuple):
@@ -116,7 +116,9 @@ class _Side:
     def records(self) -> Iterator[Record | None]:
         """Each record, checked against its hash; None in the place of the first that isn't what was written."""
         try:
-            yield from verified_part(self._reader, self._stream, stop=self._length)
+            chain = Chain()
+            chain.contents = attestation_of(self._reader, self._stream, looks_ahead=False)
+            yield from chain.follow(self._reader.read(self._stream, 0, self._length))
         except JournalCorrupt as error:
             self.damage = error
             yield None

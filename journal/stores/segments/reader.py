@@ -98,13 +98,13 @@ class SegmentReader:
             mark = view.mark()
         except MarkLost as lost:
             raise lost_end(view, lost) from lost
-        if mark is not None:
-            _check_marked(view, mark)
         end = view.end()
         if end is not None and end.damage is not None:
             first = view.first_damage(end.damage)
             if first.position >= end.head.position:  # else whoever reads comes upon it
                 raise first
+        elif mark is not None:
+            _check_marked(view, mark)
 
     def check_parts(self, stream: str, stop: int) -> None:
         """See to it that of the segments with records before `stop` none is missing. A listing that was looked at isn't again.
@@ -142,11 +142,19 @@ class SegmentReader:
 
 
 def _check_marked(view: StreamView, mark: Mark) -> None:
-    """See to it that the mark tells what its group does. An engine may be at work: one that has moved the mark meanwhile is right."""
+    """See to it that the mark tells what its group does. What is damaged besides, whoever reads comes upon.
+
+    An engine may be at work: if the mark has moved meanwhile, there's no telling, and no need to.
+    """
+    marked = End(mark.segment, Tail(mark.group, mark.end, mark.head, 0))
     try:
-        check_marked(view, End(mark.segment, Tail(mark.group, mark.end, mark.head, 0)))
-    except JournalError:
-        if view.mark() == mark:
+        if shortage(view, marked) is None:
+            check_marked(view, marked)
+    except JournalError as found:
+        with contextlib.suppress(MarkLost):
+            if view.mark() != mark:
+                return
+        if not isinstance(found, JournalCorrupt) or view.first_damage(found) is found:
             raise
 
 
