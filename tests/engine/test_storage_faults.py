@@ -251,10 +251,11 @@ def test_buffered_hurries_no_disk_that_nobody_waits_for(tmp_path: Path, monkeypa
             known = durable_outputs(reader).by_id
         return known[request_id].token_ids if request_id in known else []
 
-    with Engine(MODEL, journal, durability="buffered") as engine:
+    with Engine(f"{MODEL}&step_ms=4", journal, durability="buffered") as engine:
         (done,) = engine.run([[1]], SAMPLING)
         assert done.token_ids == must_produce([1], SAMPLING)
-        assert known_of(done.request_id) == []
+        threading.Event().wait(0.2)
+        assert len(known_of(done.request_id)) < len(done.token_ids), "what came with the submission, at most"
     assert known_of(done.request_id) == done.token_ids, "closing waits"
 
 
