@@ -121,10 +121,11 @@ def _run_one(asked: socket.socket) -> tuple[str, list[str]]:
 
 
 def run(name: str, arguments: list[str]) -> None:
-    """As `python -c CODE` or `refold ARGUMENTS` would."""
+    """As `python -c CODE` or `refold ARGUMENTS` would; a `python` of other arguments is one that starts now."""
     sys.path[0] = ""
+    if name == "python" and arguments[:1] != ["-c"]:
+        os.execv(sys.executable, [sys.executable, *arguments])
     if name == "python":
-        assert arguments[0] == "-c", arguments
         sys.argv = arguments[:1] + arguments[2:]
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
