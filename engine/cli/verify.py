@@ -209,9 +209,17 @@ def _complaint(error: JournalCorrupt | Contradiction, journal: str, stream: str)
 
 def _print(verdict: Verdict, journal: str, stream: str, others: dict[str, int]) -> None:
     paint = painter(sys.stdout)
-    which = named(journal) if stream == DEFAULT_STREAM else f"stream {safe(stream)} of {named(journal)}"
-    write(paint("verified", fg="green", bold=True) + f": {which} is whole, and every law was kept")
     more = [("stream", f"{safe(other)}: {count(size, 'record')}, chain whole") for other, size in others.items()]
+    verified = paint("verified", fg="green", bold=True)
+    if not verdict.num_records:
+        its_laws = typed("verify", journal, options=of_stream(next(iter(others))))
+        write(f"{verified}: the chain of {count(len(others), 'stream')} of {named(journal)}; {safe(stream)} is empty")
+        for name, words in [*more, ("laws", f"of no stream: `{its_laws}` checks those of one")]:
+            write(f"  {name:<10}{words}")
+        return
+    is_all = stream == DEFAULT_STREAM and not others
+    which = named(journal) if is_all else f"stream {safe(stream)} of {named(journal)}"
+    write(f"{verified}: {which} is whole, and every law was kept")
     kept_out = quarantine_line(len(verdict.state.suspicion.quarantined), journal, stream)
     for name, words in [*_lines(verdict), *kept_out, *more]:
         write(f"  {name:<10}{words}")

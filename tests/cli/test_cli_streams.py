@@ -98,6 +98,19 @@ def test_verify_names_the_stream_and_the_command_that_keeps_its_head(journal):
     assert refold("verify", *OF, "--head", f"{other.position}:{other.hash.hex()}", journal).exit_code == 0
 
 
+def test_verify_of_a_journal_without_the_main_stream_claims_no_more_than_chains(tmp_path):
+    journal = tmp_path / "engine-7.db"
+    write_journal(journal, eventful_lives()[0], stream="engine-7")
+    told = refold("verify", journal).stdout
+    assert told.startswith(f"verified: the chain of 1 stream of {journal}; main is empty\n")
+    assert "kept" not in told
+    assert f"`refold verify --stream engine-7 {journal}` checks those of one" in told
+
+
+def test_verify_of_one_of_several_streams_speaks_of_that_one(journal):
+    assert refold("verify", journal).stdout.startswith(f"verified: stream main of {journal} is whole, ")
+
+
 def test_the_main_stream_may_be_named_too(journal):
     assert refold("verify", "--stream", "main", journal).stdout == refold("verify", journal).stdout
 
