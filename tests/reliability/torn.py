@@ -70,9 +70,9 @@ class Files:
         for name, writes in self.unsynced.items():
             content, share = found.setdefault(name, bytearray()), rng.random()
             for offset, data in writes:
-                for start in range(0, len(data), _SECTOR_BYTES):
+                for start, part in in_sectors(offset, data):
                     if rng.random() < share:
-                        written_at(content, offset + start, data[start : start + _SECTOR_BYTES])
+                        written_at(content, start, part)
         return found
 
     def _settle(self, name: str) -> None:
@@ -98,6 +98,15 @@ def written_at(content: bytearray, offset: int, data: bytes) -> None:
     if offset > len(content):
         content.extend(bytes(offset - len(content)))
     content[offset : offset + len(data)] = data
+
+
+def in_sectors(offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """A write at `offset` in the parts that a disk writes whole or not at all: its sectors begin where the file's do."""
+    start = 0
+    while start < len(data):
+        stop = start + _SECTOR_BYTES - (offset + start) % _SECTOR_BYTES
+        yield offset + start, data[start:stop]
+        start = stop
 
 
 def cut_to(content: bytearray, size: int) -> None:
